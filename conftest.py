@@ -1,0 +1,42 @@
+"""Two runs of pytest, one closing summary: the second adds the counts that the first wrote."""
+
+import json
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+COUNTED = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("two runs, one summary")
+    group.addoption("--write-counts", type=Path, help="write this run's outcome counts there")
+    group.addoption("--add-counts", type=Path, help="add an earlier run's counts to the summary")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    path = session.config.getoption("--write-counts")
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if path is not None and reporter is not None and not hasattr(session.config, "workerinput"):
+        counts = {key: len(reporter.stats.get(key, ())) for key in COUNTED}
+        path.write_text(json.dumps(counts))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)   # outermost: after the short summary of this run
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None]:
+    result = yield
+    path = terminalreporter.config.getoption("--add-counts")
+    if path is not None and path.exists():
+        for key, count in json.loads(path.read_text()).items():
+            if count:
+                terminalreporter.write_line(f"{count} {key} in the run before this one")
+                terminalreporter.stats.setdefault(key, []).extend([_Earlier()] * count)
+    return result
+
+
+class _Earlier:
+    """Stands for one outcome of the earlier run; its own report was printed there."""
+
+    count_towards_summary = True
