@@ -1,10 +1,18 @@
-"""Two runs of pytest, one closing summary: the second adds the counts that the first wrote."""
+"""What all tests share: no timed property tests, and one closing summary for two runs of pytest.
+
+The second run adds the counts that the first one wrote.
+"""
 
 import json
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine must not make a property test fail.
+settings.register_profile("rdt", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("rdt")
 
 COUNTED = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
 

@@ -1,0 +1,242 @@
+"""One consumer's epoch: which READ to post, which scatter to start, and when it is over.
+
+Pure: events go in by method calls, actions come out as lists, in the order to perform them. The
+legal moves are those of `rdt_plan.transitions`. Any other raises `ProtocolError` (we broke
+the protocol) or `PeerProtocolError` (a producer did) and changes nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rdt_plan.chunks import Chunk
+from rdt_plan.epoch import EpochState, Finished, Quiesced
+from rdt_plan.errors import PeerProtocolError, PlanError, ProtocolError
+from rdt_plan.slots import SlotRing, SlotState
+from rdt_plan.transitions import (
+    ABORTING_TRANSITIONS,
+    CHUNK_TRANSITIONS,
+    ChunkEvent,
+    ChunkState,
+)
+
+__all__ = ["ConsumerAction", "ConsumerEpoch", "PostRead", "Scatter"]
+
+
+@dataclass(frozen=True, slots=True)
+class PostRead:
+    """Post the prepared READ of chunk ``index``; its serve and receive slots are ready."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """Chunk ``index`` lies in its receive slot: scatter it, then report `scatter_enqueued`."""
+
+    index: int
+
+
+ConsumerAction = PostRead | Scatter | Finished | Quiesced
+
+
+_IN_FLIGHT = frozenset({ChunkState.READING, ChunkState.LANDED, ChunkState.SCATTERING})
+
+
+class ConsumerEpoch:
+    """Decides one epoch of one consumer.
+
+    READs are posted strictly in plan order. One is posted when its READY came and its receive slot
+    is free: the scatter of the chunk that used it before is enqueued and its event completed.
+
+    Args:
+        chunks: the plan's chunks, in plan order.
+        num_slots: receive slots.
+
+    Raises `PlanError` when the chunks contradict each other.
+    """
+
+    def __init__(self, chunks: Sequence[Chunk], num_slots: int) -> None:
+        self._chunks = tuple(chunks)
+        self._ring = SlotRing(num_slots)
+        self._index_of: dict[tuple[int, int], int] = {}
+        self._served_before: list[int | None] = []
+        last_in_serve_slot: dict[tuple[int, int], int] = {}
+        for index, chunk in enumerate(self._chunks):
+            key = (chunk.owner, chunk.serve.seq)
+            if chunk.index != index or not 0 <= chunk.receive_slot < num_slots:
+                raise PlanError(
+                    f"chunk {chunk.index} in receive slot {chunk.receive_slot}: "
+                    f"expected index {index} and a slot below {num_slots}"
+                )
+            if key in self._index_of:
+                raise PlanError(f"chunk {index}: producer {key[0]} has two chunks of seq {key[1]}")
+            self._index_of[key] = index
+            serve_slot = (chunk.owner, chunk.serve.serve_slot)
+            self._served_before.append(last_in_serve_slot.get(serve_slot))
+            last_in_serve_slot[serve_slot] = index
+        self._states = [ChunkState.AWAITED] * len(self._chunks)
+        self._generations = [0] * len(self._chunks)
+        self._next = 0  # the first chunk whose READ is not posted
+        self._num_installed = 0
+        self._in_flight: set[int] = set()
+        self._reason = ""
+        self._state = EpochState.NEW
+
+    @property
+    def state(self) -> EpochState:
+        return self._state
+
+    def begin(self) -> list[ConsumerAction]:
+        """Start; an empty plan is finished at once."""
+        if self._state is not EpochState.NEW:
+            raise ProtocolError(f"begin: the epoch is {self._state.value} already")
+        self._state = EpochState.RUNNING
+        return self._advance()
+
+    def ready(self, owner: int, seq: int) -> list[ConsumerAction]:
+        """Producer ``owner`` says that its chunk ``seq`` is readable. A repeat is harmless.
+
+        Raises `PeerProtocolError` for a chunk that is not in the plan, and for one that took a
+        serve slot whose chunk has not been read.
+        """
+        if self._state is EpochState.NEW:
+            raise ProtocolError(f"READY of producer {owner} (seq {seq}) before begin")
+        index = self._index_of.get((owner, seq))
+        if index is None:
+            raise PeerProtocolError(f"producer {owner}: READY of seq {seq}, which is not planned")
+        if self._state is not EpochState.RUNNING or self._states[index] is not ChunkState.AWAITED:
+            return []
+        before = self._served_before[index]
+        # Posted is all we can ask for: our DONE may reach the producer before our own poll tells
+        # us that the READ is complete.
+        if before is not None and before >= self._next:
+            raise PeerProtocolError(
+                f"producer {owner}: READY of seq {seq} in serve slot "
+                f"{self._chunks[index].serve.serve_slot}, whose {self._name(before)} is not read"
+            )
+        self._move(index, ChunkEvent.READY)
+        return self._advance()
+
+    def read_done(self, index: int) -> list[ConsumerAction]:
+        """All bytes of chunk ``index`` are in its receive slot."""
+        self._move(index, ChunkEvent.READ_DONE)
+        if self._state is EpochState.RUNNING:
+            return [Scatter(index)]
+        return self._quiesce()
+
+    def read_failed(self, index: int, reason: str) -> list[ConsumerAction]:
+        """The READ of chunk ``index`` ended with an error; the epoch is aborted."""
+        return self._lose(index, ChunkEvent.READ_FAILED, f"READ failed: {reason}")
+
+    def scatter_enqueued(self, index: int) -> list[ConsumerAction]:
+        """Every copy out of the receive slot of ``index`` is enqueued, its event recorded after."""
+        self._check_move(index, ChunkEvent.SCATTER_ENQUEUED)
+        self._ring.enqueued(self._chunks[index].receive_slot, self._generations[index])
+        self._move(index, ChunkEvent.SCATTER_ENQUEUED)
+        return []
+
+    def scatter_completed(self, index: int) -> list[ConsumerAction]:
+        """The event recorded after the scatter of ``index`` has completed: its slot is free."""
+        self._check_index(index)
+        # The ring decides: a completion of an earlier use of the slot must not free it.
+        self._ring.completed(self._chunks[index].receive_slot, self._generations[index])
+        self._move(index, ChunkEvent.SCATTER_COMPLETED)
+        self._num_installed += 1
+        return self._advance() if self._state is EpochState.RUNNING else self._quiesce()
+
+    def scatter_failed(self, index: int, reason: str) -> list[ConsumerAction]:
+        """Nothing reads the receive slot of ``index`` any more, but it was not installed whole.
+
+        Also how an installer gives a chunk back that it will not scatter because of an abort.
+        The epoch is aborted.
+        """
+        self._check_move(index, ChunkEvent.SCATTER_FAILED)
+        if self._states[index] is ChunkState.SCATTERING:
+            self._ring.completed(self._chunks[index].receive_slot, self._generations[index])
+        return self._lose(index, ChunkEvent.SCATTER_FAILED, f"scatter failed: {reason}")
+
+    def abort(self, reason: str) -> list[ConsumerAction]:
+        """Start nothing new; `Quiesced` comes once no READ or scatter is in flight.
+
+        Idempotent: the first reason stays. Ignored when the epoch has finished.
+        """
+        if self._state not in (EpochState.NEW, EpochState.RUNNING):
+            return []
+        self._state = EpochState.ABORTING
+        self._reason = reason
+        return self._quiesce()
+
+    def waiting_for(self) -> str:
+        """What holds this epoch up, for the message of a timeout; "nothing" when it is over."""
+        if self._state is EpochState.NEW:
+            return "begin"
+        if self._state is EpochState.RUNNING and self._next < len(self._chunks):
+            if self._states[self._next] is ChunkState.AWAITED:
+                return self._wait_of(self._next)
+            slot = self._chunks[self._next].receive_slot
+            holder = self._ring.use(slot)
+            if holder is not None:
+                name = self._name(self._next)
+                return f"{name}: receive slot {slot}, still used by {self._wait_of(holder)}"
+        if self._in_flight:
+            return self._wait_of(min(self._in_flight))
+        return "nothing"
+
+    def _advance(self) -> list[ConsumerAction]:
+        """Post every READ that may go, in plan order; notice the end."""
+        actions: list[ConsumerAction] = []
+        while self._next < len(self._chunks):
+            index = self._next
+            slot = self._chunks[index].receive_slot
+            if self._states[index] is not ChunkState.READABLE:
+                break
+            if self._ring.state(slot) is not SlotState.FREE:
+                break
+            self._generations[index] = self._ring.acquire(slot, index)
+            self._move(index, ChunkEvent.POSTED)
+            self._next += 1
+            actions.append(PostRead(index))
+        if self._num_installed == len(self._chunks):
+            self._state = EpochState.FINISHED
+            actions.append(Finished())
+        return actions
+
+    def _lose(self, index: int, event: ChunkEvent, reason: str) -> list[ConsumerAction]:
+        self._move(index, event)
+        if self._state is EpochState.RUNNING:
+            return self.abort(f"{self._name(index)}: {reason}")
+        return self._quiesce()
+
+    def _quiesce(self) -> list[ConsumerAction]:
+        if self._in_flight:
+            return []
+        self._state = EpochState.QUIESCED
+        return [Quiesced(self._reason)]
+
+    def _move(self, index: int, event: ChunkEvent) -> None:
+        self._check_move(index, event)
+        aborting = self._state is EpochState.ABORTING
+        table = ABORTING_TRANSITIONS if aborting else CHUNK_TRANSITIONS
+        self._states[index] = table[self._states[index], event]
+        if self._states[index] in _IN_FLIGHT:
+            self._in_flight.add(index)
+        else:
+            self._in_flight.discard(index)
+
+    def _check_move(self, index: int, event: ChunkEvent) -> None:
+        self._check_index(index)
+        if (self._states[index], event) not in CHUNK_TRANSITIONS:
+            raise ProtocolError(
+                f"{event.value} of {self._wait_of(index)}, in an epoch that is {self._state.value}"
+            )
+
+    def _check_index(self, index: int) -> None:
+        if not 0 <= index < len(self._chunks):
+            raise ProtocolError(f"chunk {index} is not in a plan of {len(self._chunks)} chunks")
+
+    def _name(self, index: int) -> str:
+        chunk = self._chunks[index]
+        return f"chunk {index} (seq {chunk.serve.seq}) of producer {chunk.owner}"
+
+    def _wait_of(self, index: int) -> str:
+        return f"{self._name(index)}: {self._states[index].value}"

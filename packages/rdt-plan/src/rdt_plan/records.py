@@ -1,0 +1,297 @@
+"""What the parties of a job tell each other through the rendezvous.
+
+Each record has ``to_json()``, a JSON-ready object with its fields' names as keys, and
+``from_json(value)``, which takes what a JSON parser gave and trusts nothing: a missing or foreign
+key, a wrong type, sign or length raises `WireFormatError`. Incarnations and sessions are 16 random
+bytes as 32 lower-case hexadecimal digits; bytes travel as base64.
+"""
+
+from base64 import b64decode, b64encode
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from rdt_plan._decoding import consumer_of
+from rdt_plan._encoding import consumer_form
+from rdt_plan._fields import array, digest, fields, integer, rows, string
+from rdt_plan.errors import WireFormatError
+from rdt_plan.identity import ConsumerId
+from rdt_plan.table import ChunkTable
+from rdt_plan.wire import MAX_MESSAGE_BYTES, table_from_json, table_to_json
+
+__all__ = [
+    "MAX_METADATA_BYTES",
+    "MAX_NAME_CHARS",
+    "EpochRecord",
+    "JobRecord",
+    "Offer",
+    "ProducerRecord",
+    "SlotRegion",
+    "Subscription",
+]
+
+MAX_METADATA_BYTES = 16 << 20
+"""An agent's metadata: it grows with its registered regions, some hundred bytes each."""
+
+MAX_NAME_CHARS = 256
+
+_HEX = frozenset("0123456789abcdef")
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerRecord:
+    """One trainer rank and how to reach it."""
+
+    rank: int
+    incarnation: str
+    wire_name: str
+    metadata: bytes
+    manifest_digest: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rank": self.rank,
+            "incarnation": self.incarnation,
+            "wire_name": self.wire_name,
+            "metadata": _base64(self.metadata),
+            "manifest_digest": self.manifest_digest,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> "ProducerRecord":
+        form = fields(value, "producer", frozenset(cls.__slots__))
+        return cls(
+            rank=integer(form["rank"], "rank"),
+            incarnation=_hex32(form["incarnation"], "incarnation"),
+            wire_name=_name(form["wire_name"], "wire_name"),
+            metadata=_bytes(form["metadata"], "metadata", MAX_METADATA_BYTES),
+            manifest_digest=digest(form["manifest_digest"], "manifest_digest"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job whose producers have all published; ``manifest`` is encoded (`encode_manifest`)."""
+
+    job: str
+    session: str
+    wire_version: int
+    num_producers: int
+    num_slots: int
+    max_chunk_bytes: int
+    lookahead: int
+    num_replicas: int
+    producers: tuple[ProducerRecord, ...]
+    manifest: bytes
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "job": self.job,
+            "session": self.session,
+            "wire_version": self.wire_version,
+            "num_producers": self.num_producers,
+            "num_slots": self.num_slots,
+            "max_chunk_bytes": self.max_chunk_bytes,
+            "lookahead": self.lookahead,
+            "num_replicas": self.num_replicas,
+            "producers": [producer.to_json() for producer in self.producers],
+            "manifest": _base64(self.manifest),
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> "JobRecord":
+        form = fields(value, "job", frozenset(cls.__slots__))
+        record = cls(
+            job=_name(form["job"], "job"),
+            session=_hex32(form["session"], "session"),
+            wire_version=_positive(form["wire_version"], "wire_version"),
+            num_producers=_positive(form["num_producers"], "num_producers"),
+            num_slots=_positive(form["num_slots"], "num_slots"),
+            max_chunk_bytes=_positive(form["max_chunk_bytes"], "max_chunk_bytes"),
+            lookahead=integer(form["lookahead"], "lookahead"),
+            num_replicas=_positive(form["num_replicas"], "num_replicas"),
+            producers=rows(form["producers"], "producers", ProducerRecord.from_json),
+            manifest=_bytes(form["manifest"], "manifest", MAX_MESSAGE_BYTES),
+        )
+        ranks = sorted(producer.rank for producer in record.producers)
+        if ranks != list(range(record.num_producers)):
+            raise WireFormatError(
+                f"producers: expected each rank below {record.num_producers} once, found {ranks}"
+            )
+        return record
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """One consumer, how to reach it, and a chunk table for every producer it reads from."""
+
+    consumer: ConsumerId
+    num_workers: int
+    incarnation: str
+    wire_name: str
+    metadata: bytes
+    wire_version: int
+    plan_digest: str
+    tables: tuple[ChunkTable, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "consumer": consumer_form(self.consumer),
+            "num_workers": self.num_workers,
+            "incarnation": self.incarnation,
+            "wire_name": self.wire_name,
+            "metadata": _base64(self.metadata),
+            "wire_version": self.wire_version,
+            "plan_digest": self.plan_digest,
+            "tables": [table_to_json(table) for table in self.tables],
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Subscription":
+        form = fields(value, "subscription", frozenset(cls.__slots__))
+        record = cls(
+            consumer=consumer_of(form["consumer"]),
+            num_workers=_positive(form["num_workers"], "num_workers"),
+            incarnation=_hex32(form["incarnation"], "incarnation"),
+            wire_name=_name(form["wire_name"], "wire_name"),
+            metadata=_bytes(form["metadata"], "metadata", MAX_METADATA_BYTES),
+            wire_version=_positive(form["wire_version"], "wire_version"),
+            plan_digest=digest(form["plan_digest"], "plan_digest"),
+            tables=rows(form["tables"], "tables", table_from_json),
+        )
+        if record.consumer.worker >= record.num_workers:
+            raise WireFormatError(
+                f"consumer: expected a worker below {record.num_workers}, found {record.consumer}"
+            )
+        owners = [table.owner for table in record.tables]
+        if len(set(owners)) != len(owners):
+            raise WireFormatError(f"tables: expected one an owner, found owners {owners}")
+        for table in record.tables:
+            if (table.consumer, table.plan_digest) != (record.consumer, record.plan_digest):
+                raise WireFormatError(
+                    f"tables: the one for rank {table.owner} is of consumer {table.consumer} and "
+                    f"plan {table.plan_digest}, expected {record.consumer} and {record.plan_digest}"
+                )
+        return record
+
+
+class SlotRegion(NamedTuple):
+    """Where a serve slot lies in its producer's memory."""
+
+    address: int
+    num_bytes: int
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The serve ring of one producer for one consumer incarnation, by serve slot."""
+
+    consumer: ConsumerId
+    consumer_incarnation: str
+    rank: int
+    producer_incarnation: str
+    wire_name: str
+    metadata: bytes
+    slots: tuple[SlotRegion, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "consumer": consumer_form(self.consumer),
+            "consumer_incarnation": self.consumer_incarnation,
+            "rank": self.rank,
+            "producer_incarnation": self.producer_incarnation,
+            "wire_name": self.wire_name,
+            "metadata": _base64(self.metadata),
+            "slots": [list(slot) for slot in self.slots],
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Offer":
+        form = fields(value, "offer", frozenset(cls.__slots__))
+        return cls(
+            consumer=consumer_of(form["consumer"]),
+            consumer_incarnation=_hex32(form["consumer_incarnation"], "consumer_incarnation"),
+            rank=integer(form["rank"], "rank"),
+            producer_incarnation=_hex32(form["producer_incarnation"], "producer_incarnation"),
+            wire_name=_name(form["wire_name"], "wire_name"),
+            metadata=_bytes(form["metadata"], "metadata", MAX_METADATA_BYTES),
+            slots=rows(form["slots"], "slots", _slot_of),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRecord:
+    """One epoch (from 1) of a session, and the incarnation of every consumer that takes part."""
+
+    session: str
+    epoch: int
+    live: tuple[tuple[ConsumerId, str], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "session": self.session,
+            "epoch": self.epoch,
+            "live": [[consumer_form(consumer), each] for consumer, each in self.live],
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> "EpochRecord":
+        form = fields(value, "epoch", frozenset(cls.__slots__))
+        record = cls(
+            session=_hex32(form["session"], "session"),
+            epoch=_positive(form["epoch"], "epoch"),
+            live=rows(form["live"], "live", _live_of),
+        )
+        if len({consumer for consumer, _ in record.live}) != len(record.live):
+            raise WireFormatError("live: expected each consumer once")
+        return record
+
+
+def _slot_of(row: Any) -> SlotRegion:
+    address, num_bytes, device = array(row, "slot", 3)
+    return SlotRegion(
+        integer(address, "address"), _positive(num_bytes, "num_bytes"), integer(device, "device")
+    )
+
+
+def _live_of(row: Any) -> tuple[ConsumerId, str]:
+    consumer, incarnation = array(row, "live", 2)
+    return consumer_of(consumer), _hex32(incarnation, "incarnation")
+
+
+def _positive(value: Any, where: str) -> int:
+    if integer(value, where) == 0:
+        raise WireFormatError(f"{where}: expected at least 1, found 0")
+    return value
+
+
+def _name(value: Any, where: str) -> str:
+    if not 1 <= len(string(value, where)) <= MAX_NAME_CHARS:
+        raise WireFormatError(
+            f"{where}: expected 1 to {MAX_NAME_CHARS} characters, found {len(value)}"
+        )
+    return value
+
+
+def _hex32(value: Any, where: str) -> str:
+    if len(string(value, where)) != 32 or not _HEX.issuperset(value):
+        raise WireFormatError(
+            f"{where}: expected 32 lower-case hexadecimal digits, found {value[:80]!r}"
+        )
+    return value
+
+
+def _base64(value: bytes) -> str:
+    return b64encode(value).decode("ascii")
+
+
+def _bytes(value: Any, where: str, max_bytes: int) -> bytes:
+    if len(string(value, where)) > -(-max_bytes // 3) * 4:
+        raise WireFormatError(f"{where}: expected at most {max_bytes} bytes as base64")
+    try:
+        decoded = b64decode(value, validate=True)
+    except ValueError as error:
+        raise WireFormatError(f"{where}: expected base64: {error}") from error
+    if _base64(decoded) != value:  # stray bits in the last digit
+        raise WireFormatError(f"{where}: expected canonical base64")
+    return decoded

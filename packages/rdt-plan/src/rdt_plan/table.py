@@ -1,0 +1,109 @@
+"""Chunk tables: what a producer must know of one consumer's plan, and its checks."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rdt_plan.chunks import ServeChunk
+from rdt_plan.errors import ManifestError, PlanError
+from rdt_plan.groups import rank_schedule
+from rdt_plan.identity import ConsumerId
+from rdt_plan.layout import ALIGNMENT, pack_layout
+from rdt_plan.slices import check_bounds
+
+if TYPE_CHECKING:
+    from rdt_plan.manifest import Manifest
+
+__all__ = ["ChunkTable", "check_table"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTable:
+    """The chunks of one consumer's plan that one owner serves.
+
+    Attributes:
+        consumer: whose plan it is.
+        owner: producer rank that serves these chunks.
+        plan_digest: digest of the whole plan.
+        num_slots: serve slots of the ring.
+        slot_bytes: bytes of one serve slot, a multiple of 16: the largest chunk fits.
+        chunks: by seq.
+    """
+
+    consumer: ConsumerId
+    owner: int
+    plan_digest: str
+    num_slots: int
+    slot_bytes: int
+    chunks: tuple[ServeChunk, ...]
+
+
+def check_table(table: ChunkTable, manifest: "Manifest", rank: int) -> None:
+    """Refuse a table that the producer of ``rank`` cannot serve, before anything is allocated.
+
+    Raises:
+        PlanError: the table is another rank's, names what the rank does not hold, leaves the
+            group schedule, or its seqs, slots, offsets or sizes are not what the plan rules
+            give.
+        SliceError: a slice is not canonical or leaves its tensor.
+    """
+    where = f"chunk table of {table.consumer} for rank {table.owner}"
+    if table.owner != rank:
+        raise PlanError(f"{where}: expected a table for rank {rank}")
+    if table.num_slots < 1:
+        raise PlanError(f"{where}: expected at least 1 slot, found {table.num_slots}")
+    if table.slot_bytes % ALIGNMENT:
+        raise PlanError(
+            f"{where}: expected slots of a multiple of {ALIGNMENT} bytes, "
+            f"found slot_bytes={table.slot_bytes}"
+        )
+    positions = {group: at for at, group in enumerate(rank_schedule(manifest, rank))}
+    previous = -1
+    for seq, chunk in enumerate(table.chunks):
+        here = f"{where}, chunk {chunk.seq}"
+        if chunk.seq != seq:
+            raise PlanError(f"{here}: expected seq {seq}: seqs count up from 0 without repeats")
+        if chunk.serve_slot != seq % table.num_slots:
+            raise PlanError(
+                f"{here}: expected serve slot {seq % table.num_slots}, found {chunk.serve_slot}"
+            )
+        position = positions.get(chunk.group)
+        if position is None:
+            raise PlanError(f"{here}: rank {rank} holds nothing of gather group {chunk.group}")
+        if position < previous:
+            raise PlanError(
+                f"{here}: expected gather groups in schedule order, found group {chunk.group} late"
+            )
+        previous = position
+        _check_chunk(chunk, manifest, rank, here)
+        if chunk.num_bytes > table.slot_bytes:
+            raise PlanError(
+                f"{here}: expected at most slot_bytes={table.slot_bytes}, "
+                f"found num_bytes={chunk.num_bytes}"
+            )
+
+
+def _check_chunk(chunk: ServeChunk, manifest: "Manifest", rank: int, here: str) -> None:
+    for slice_ in chunk.slices:
+        try:
+            param = manifest.param(slice_.name)
+        except ManifestError as error:
+            raise PlanError(f"{here}: {error}") from None
+        if rank not in param.owners:
+            raise PlanError(
+                f"{here}: {slice_.name!r} is held by ranks {param.owners}, not by rank {rank}"
+            )
+        if manifest.group_of(slice_.name) != chunk.group:
+            raise PlanError(
+                f"{here}: expected names of gather group {chunk.group}, found {slice_.name!r} "
+                f"of group {manifest.group_of(slice_.name)}"
+            )
+        check_bounds(slice_, param)
+    layout = pack_layout(chunk.slices)
+    if layout.num_bytes == 0:
+        raise PlanError(f"{here}: expected a chunk of at least 1 byte, found an empty one")
+    if chunk.offsets != layout.offsets or chunk.num_bytes != layout.num_bytes:
+        raise PlanError(
+            f"{here}: expected the pack layout offsets={layout.offsets} "
+            f"num_bytes={layout.num_bytes}, found offsets={chunk.offsets} "
+            f"num_bytes={chunk.num_bytes}"
+        )

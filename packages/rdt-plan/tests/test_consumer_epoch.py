@@ -1,0 +1,364 @@
+import copy
+import pickle
+from collections.abc import Callable, Sequence
+from enum import Enum
+from itertools import product
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdt_plan.chunks import Chunk, ServeChunk
+from rdt_plan.consumer_epoch import ConsumerAction, ConsumerEpoch, PostRead, Scatter
+from rdt_plan.epoch import EpochState, Finished, Quiesced
+from rdt_plan.errors import PeerProtocolError, PlanError, ProtocolError
+from rdt_plan.transitions import (
+    ABORTING_TRANSITIONS,
+    CHUNK_TRANSITIONS,
+    ChunkEvent,
+    ChunkState,
+)
+
+OVER = (EpochState.FINISHED, EpochState.QUIESCED)
+
+
+def chunks(owners: Sequence[int], num_slots: int) -> list[Chunk]:
+    """One chunk an owner named, in this order."""
+    found: list[Chunk] = []
+    for index, owner in enumerate(owners):
+        seq = list(owners[:index]).count(owner)
+        serve = ServeChunk(seq, 0, seq % num_slots, 16, (), ())
+        found.append(Chunk(index, owner, serve, index % num_slots, (), (), ()))
+    return found
+
+
+def epoch_of(owners: Sequence[int], num_slots: int = 2) -> ConsumerEpoch:
+    epoch = ConsumerEpoch(chunks(owners, num_slots), num_slots)
+    assert epoch.begin() == ([] if owners else [Finished()])
+    return epoch
+
+
+def install(epoch: ConsumerEpoch, index: int) -> list[ConsumerAction]:
+    """Take a chunk whose READ is posted to its end; returns the actions of the last step."""
+    assert epoch.read_done(index) == [Scatter(index)]
+    assert epoch.scatter_enqueued(index) == []
+    return epoch.scatter_completed(index)
+
+
+def test_a_whole_epoch() -> None:
+    epoch = epoch_of([0, 1, 0])
+    assert epoch.ready(0, 0) == [PostRead(0)]
+    assert epoch.ready(1, 0) == [PostRead(1)]
+    assert epoch.ready(0, 1) == []
+    assert install(epoch, 0) == [PostRead(2)]
+    assert install(epoch, 2) == []
+    assert install(epoch, 1) == [Finished()]
+    assert epoch.state is EpochState.FINISHED
+    assert epoch.waiting_for() == "nothing"
+
+
+def test_an_empty_plan_is_finished_when_it_begins() -> None:
+    assert epoch_of([]).state is EpochState.FINISHED
+
+
+def test_reads_are_posted_in_plan_order() -> None:
+    epoch = epoch_of([0, 1, 2], num_slots=3)
+    assert epoch.ready(2, 0) == []
+    assert epoch.ready(1, 0) == []
+    assert epoch.ready(0, 0) == [PostRead(0), PostRead(1), PostRead(2)]
+
+
+def test_a_slot_is_reused_only_when_its_scatter_was_enqueued_and_completed() -> None:
+    epoch = epoch_of([0, 1], num_slots=1)
+    epoch.ready(1, 0)
+    epoch.ready(0, 0)
+    assert epoch.waiting_for() == (
+        "chunk 1 (seq 0) of producer 1: receive slot 0, still used by "
+        "chunk 0 (seq 0) of producer 0: READ not completed"
+    )
+    assert epoch.read_done(0) == [Scatter(0)]
+    with pytest.raises(ProtocolError):
+        epoch.scatter_completed(0)  # the slot's event speaks of an earlier scatter
+    assert epoch.scatter_enqueued(0) == []
+    assert epoch.waiting_for().endswith("scatter not completed")
+    assert epoch.scatter_completed(0) == [PostRead(1)]
+
+
+def test_the_completion_of_an_earlier_use_does_not_free_a_slot() -> None:
+    epoch = epoch_of([0, 1, 2], num_slots=1)
+    for owner in range(3):
+        epoch.ready(owner, 0)
+    assert install(epoch, 0) == [PostRead(1)]
+    epoch.read_done(1)
+    epoch.scatter_enqueued(1)
+    with pytest.raises(ProtocolError, match="generation"):
+        epoch.scatter_completed(0)
+    assert epoch.scatter_completed(1) == [PostRead(2)]
+
+
+def test_a_repeated_ready_is_harmless_in_every_state() -> None:
+    epoch = epoch_of([0, 1])
+    assert epoch.ready(1, 0) == []
+    assert epoch.ready(1, 0) == []
+    assert epoch.ready(0, 0) == [PostRead(0), PostRead(1)]
+    for step in (
+        lambda: epoch.read_done(0),
+        lambda: epoch.scatter_enqueued(0),
+        lambda: epoch.scatter_completed(0),
+        lambda: install(epoch, 1),
+    ):
+        assert epoch.ready(0, 0) == []
+        step()
+    assert epoch.state is EpochState.FINISHED
+    assert epoch.ready(0, 0) == []
+
+
+@pytest.mark.parametrize(("owner", "seq"), [(0, 2), (0, -1), (3, 0)])
+def test_a_ready_that_is_not_planned_names_its_producer(owner: int, seq: int) -> None:
+    epoch = epoch_of([0, 0])
+    with pytest.raises(PeerProtocolError, match=f"producer {owner}: READY of seq {seq}"):
+        epoch.ready(owner, seq)
+
+
+def test_a_producer_that_overwrites_an_unread_serve_slot_is_caught() -> None:
+    epoch = epoch_of([1, 0, 0, 0])
+    epoch.ready(0, 0)
+    with pytest.raises(PeerProtocolError, match=r"producer 0: READY of seq 2 in serve slot 0"):
+        epoch.ready(0, 2)
+    epoch.ready(1, 0)  # now seq 0 is posted, and its DONE may be at the producer already
+    assert epoch.ready(0, 2) == []
+
+
+def test_the_next_read_is_not_a_read_either() -> None:
+    epoch = epoch_of([0, 0, 0])
+    with pytest.raises(PeerProtocolError, match=r"seq 2 in serve slot 0, whose chunk 0 \(seq 0\)"):
+        epoch.ready(0, 2)
+
+
+def test_a_ready_before_the_begin_is_our_misuse() -> None:
+    epoch = ConsumerEpoch(chunks([1], 2), 2)
+    with pytest.raises(ProtocolError, match="READY of producer 1"):
+        epoch.ready(1, 0)
+    assert epoch.begin() == []
+    assert epoch.ready(1, 0) == [PostRead(0)]
+
+
+def test_what_is_missing_is_named() -> None:
+    epoch = ConsumerEpoch(chunks([1, 1], 2), 2)
+    assert epoch.waiting_for() == "begin"
+    epoch.begin()
+    assert epoch.waiting_for() == "chunk 0 (seq 0) of producer 1: READY not received"
+    epoch.ready(1, 0)
+    assert epoch.waiting_for() == "chunk 1 (seq 1) of producer 1: READY not received"
+    epoch.ready(1, 1)
+    assert epoch.waiting_for() == "chunk 0 (seq 0) of producer 1: READ not completed"
+    epoch.read_done(0)
+    assert epoch.waiting_for() == "chunk 0 (seq 0) of producer 1: scatter not enqueued"
+    epoch.abort("enough")
+    epoch.scatter_enqueued(0)
+    assert epoch.waiting_for() == "chunk 0 (seq 0) of producer 1: scatter not completed"
+    epoch.scatter_completed(0)
+    assert epoch.waiting_for() == "chunk 1 (seq 1) of producer 1: READ not completed"
+    epoch.read_done(1)
+    assert epoch.waiting_for() == "nothing"
+
+
+def test_an_abort_waits_for_reads_and_scatters() -> None:
+    epoch = epoch_of([0, 1, 2, 3], num_slots=3)
+    for owner in range(4):
+        epoch.ready(owner, 0)
+    epoch.read_done(1)
+    epoch.read_done(2)
+    epoch.scatter_enqueued(2)
+    assert epoch.abort("first") == []
+    assert epoch.abort("second") == []
+    assert epoch.ready(3, 0) == []
+    assert epoch.read_done(0) == []  # no scatter any more
+    assert epoch.scatter_enqueued(1) == []
+    assert epoch.scatter_completed(1) == []
+    assert epoch.state is EpochState.ABORTING
+    assert epoch.scatter_completed(2) == [Quiesced("first")]
+    assert epoch.state is EpochState.QUIESCED
+    assert epoch.abort("third") == []
+
+
+def test_an_abort_with_nothing_in_flight_is_quiesced_at_once() -> None:
+    epoch = epoch_of([0])
+    assert epoch.abort("enough") == [Quiesced("enough")]
+
+
+def test_an_epoch_may_be_aborted_before_it_begins() -> None:
+    epoch = ConsumerEpoch(chunks([0], 2), 2)
+    assert epoch.abort("enough") == [Quiesced("enough")]
+    with pytest.raises(ProtocolError):
+        epoch.begin()
+
+
+def test_an_abort_after_the_end_is_ignored() -> None:
+    epoch = epoch_of([])
+    assert epoch.abort("late") == []
+    assert epoch.state is EpochState.FINISHED
+
+
+def test_a_failed_read_aborts_and_says_which() -> None:
+    epoch = epoch_of([1, 1])
+    epoch.ready(1, 0)
+    epoch.ready(1, 1)
+    assert epoch.read_failed(0, "peer gone") == []
+    assert epoch.read_failed(1, "peer gone too") == [
+        Quiesced("chunk 0 (seq 0) of producer 1: READ failed: peer gone")
+    ]
+
+
+def test_a_failed_scatter_aborts_and_says_which() -> None:
+    epoch = epoch_of([1])
+    epoch.ready(1, 0)
+    epoch.read_done(0)
+    assert epoch.scatter_failed(0, "no such module") == [
+        Quiesced("chunk 0 (seq 0) of producer 1: scatter failed: no such module")
+    ]
+
+
+def test_an_installer_may_give_a_chunk_back_after_an_abort() -> None:
+    epoch = epoch_of([1])
+    epoch.ready(1, 0)
+    epoch.read_done(0)
+    assert epoch.abort("first") == []
+    assert epoch.scatter_failed(0, "aborted") == [Quiesced("first")]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        chunks([0, 0], 2)[1:],
+        chunks([0], 2) * 2,
+        [Chunk(0, 0, ServeChunk(0, 0, 0, 16, (), ()), 2, (), (), ())],
+        [chunks([0, 1], 2)[0], Chunk(1, 0, chunks([0], 2)[0].serve, 1, (), (), ())],
+    ],
+)
+def test_chunks_that_contradict_each_other_are_refused(wrong: list[Chunk]) -> None:
+    with pytest.raises(PlanError):
+        ConsumerEpoch(wrong, 2)
+
+
+def snapshot(value: object) -> object:
+    """The state of ``value`` as plain values that can be compared."""
+    if isinstance(value, dict):
+        return {key: snapshot(each) for key, each in value.items()}
+    if hasattr(value, "__dict__") and not isinstance(value, Enum):
+        return {name: snapshot(each) for name, each in vars(value).items()}
+    return copy.copy(value)
+
+
+PATHS = {
+    ChunkState.AWAITED: [],
+    ChunkState.READING: [ChunkEvent.READY],
+    ChunkState.LANDED: [ChunkEvent.READY, ChunkEvent.READ_DONE],
+    ChunkState.SCATTERING: [ChunkEvent.READY, ChunkEvent.READ_DONE, ChunkEvent.SCATTER_ENQUEUED],
+    ChunkState.INSTALLED: [
+        ChunkEvent.READY,
+        ChunkEvent.READ_DONE,
+        ChunkEvent.SCATTER_ENQUEUED,
+        ChunkEvent.SCATTER_COMPLETED,
+    ],
+}
+DRIVER_EVENTS = [e for e in ChunkEvent if e not in (ChunkEvent.READY, ChunkEvent.POSTED)]
+
+
+def fire(epoch: ConsumerEpoch, event: ChunkEvent, index: int) -> list[ConsumerAction]:
+    if event is ChunkEvent.READY:
+        return epoch.ready(index, 0)
+    method = getattr(epoch, event.value)
+    failed = event in (ChunkEvent.READ_FAILED, ChunkEvent.SCATTER_FAILED)
+    return method(index, "why") if failed else method(index)
+
+
+@pytest.mark.parametrize(
+    ("state", "event", "aborting"), list(product(PATHS, DRIVER_EVENTS, (False, True)))
+)
+def test_every_move_follows_the_table_or_is_refused(
+    state: ChunkState, event: ChunkEvent, aborting: bool
+) -> None:
+    """Chunk 0 is the one tried; chunk 1 is in flight, so that an abort does not end at once."""
+    epoch = epoch_of([0, 1, 2], num_slots=3)
+    for step in PATHS[state]:
+        fire(epoch, step, 0)
+    epoch.ready(1, 0)
+    if aborting:
+        epoch.abort("enough")
+    before = snapshot(epoch)
+    table = ABORTING_TRANSITIONS if aborting else CHUNK_TRANSITIONS
+    if (state, event) in table:
+        fire(epoch, event, 0)
+        assert snapshot(epoch) != before
+    else:
+        with pytest.raises(ProtocolError):
+            fire(epoch, event, 0)
+        assert snapshot(epoch) == before
+
+
+Fire = Callable[[ConsumerEpoch], list[ConsumerAction]]
+
+
+def events_of(num_chunks: int) -> tuple[list[Fire], list[Fire]]:
+    """Every event there is, for every chunk and for some that do not exist; the second part ends
+    an epoch early."""
+    events: list[Fire] = [lambda epoch: epoch.begin()]
+    ends: list[Fire] = [lambda epoch: epoch.abort("enough")]
+    for index in range(-1, num_chunks + 1):
+        for owner in (0, 1):
+            events.append(lambda epoch, o=owner, i=index: epoch.ready(o, i))
+        for event in DRIVER_EVENTS:
+            failed = event in (ChunkEvent.READ_FAILED, ChunkEvent.SCATTER_FAILED)
+            (ends if failed else events).append(lambda epoch, e=event, i=index: fire(epoch, e, i))
+    return events, ends
+
+
+def accepted(epoch: ConsumerEpoch, events: list[Fire]) -> list[Fire]:
+    """Those that change the state; any other returns nothing or raises, and changes nothing."""
+    before, spare = snapshot(epoch), pickle.dumps(epoch)
+    found = []
+    for event in events:
+        try:
+            actions = event(epoch)
+        except (ProtocolError, PeerProtocolError):
+            assert snapshot(epoch) == before
+            continue
+        if snapshot(epoch) == before:
+            assert actions == []
+        else:
+            found.append(event)
+            epoch = pickle.loads(spare)
+    return found
+
+
+@given(
+    st.lists(st.integers(0, 1), max_size=6),
+    st.integers(1, 3),
+    st.sampled_from((0.0, 0.02, 0.2)),
+    st.integers(0, 2**32),
+)
+def test_any_event_in_any_state_is_taken_or_changes_nothing(
+    owners: list[int], num_slots: int, end_rate: float, seed: int
+) -> None:
+    rng = Random(seed)
+    epoch = ConsumerEpoch(chunks(owners, num_slots), num_slots)
+    events, ends = events_of(len(owners))
+    actions: list[ConsumerAction] = []
+    while epoch.state not in OVER:
+        usual = accepted(pickle.loads(pickle.dumps(epoch)), events)
+        early = accepted(pickle.loads(pickle.dumps(epoch)), ends)
+        some = early if early and (not usual or rng.random() < end_rate) else usual
+        actions += rng.choice(some)(epoch)
+    assert accepted(epoch, events + ends) == []
+    posted = [action.index for action in actions if isinstance(action, PostRead)]
+    scattered = [action.index for action in actions if isinstance(action, Scatter)]
+    assert posted == list(range(len(posted)))
+    assert len(set(scattered)) == len(scattered)
+    assert isinstance(actions[-1], Finished | Quiesced)
+    assert not [action for action in actions[:-1] if isinstance(action, Finished | Quiesced)]
+    if epoch.state is EpochState.FINISHED:
+        assert sorted(scattered) == list(range(len(owners)))
+    if end_rate == 0.0:
+        assert epoch.state is EpochState.FINISHED

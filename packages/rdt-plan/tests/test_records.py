@@ -1,0 +1,205 @@
+import json
+from copy import deepcopy
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdt_plan.chunks import ServeChunk
+from rdt_plan.errors import WireFormatError
+from rdt_plan.identity import ConsumerId
+from rdt_plan.records import (
+    MAX_NAME_CHARS,
+    EpochRecord,
+    JobRecord,
+    Offer,
+    ProducerRecord,
+    SlotRegion,
+    Subscription,
+)
+from rdt_plan.slices import Slice
+from rdt_plan.table import ChunkTable
+
+Record = ProducerRecord | JobRecord | Subscription | Offer | EpochRecord
+
+HEX = "0123456789abcdef"
+IDS = st.text(HEX, min_size=32, max_size=32)
+DIGESTS = st.text(HEX, min_size=64, max_size=64)
+NAMES = st.text(min_size=1, max_size=9)
+COUNTS = st.integers(1, 99)
+BLOBS = st.binary(max_size=40)
+CONSUMERS = st.builds(ConsumerId, st.integers(0, 9), st.integers(0, 9))
+ROWS = st.builds(
+    ServeChunk,
+    seq=st.integers(0, 9),
+    group=st.integers(0, 9),
+    serve_slot=st.integers(0, 3),
+    num_bytes=st.integers(1, 99),
+    slices=st.just((Slice("a", "int8", 0, (4,), (1,)),)),
+    offsets=st.just((0,)),
+)
+LISTS_OF_ROWS = st.lists(ROWS, max_size=3).map(tuple)
+
+
+def producers(rank: int) -> st.SearchStrategy[ProducerRecord]:
+    return st.builds(ProducerRecord, st.just(rank), IDS, NAMES, BLOBS, DIGESTS)
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> JobRecord:
+    num_producers = draw(st.integers(1, 3))
+    return JobRecord(
+        job=draw(NAMES),
+        session=draw(IDS),
+        wire_version=draw(COUNTS),
+        num_producers=num_producers,
+        num_slots=draw(COUNTS),
+        max_chunk_bytes=draw(COUNTS),
+        lookahead=draw(st.integers(0, 3)),
+        num_replicas=draw(COUNTS),
+        producers=tuple(draw(producers(rank)) for rank in range(num_producers)),
+        manifest=draw(BLOBS),
+    )
+
+
+@st.composite
+def subscriptions(draw: st.DrawFn) -> Subscription:
+    consumer, plan_digest = draw(CONSUMERS), draw(DIGESTS)
+    owners = draw(st.lists(st.integers(0, 9), unique=True, max_size=3))
+    return Subscription(
+        consumer=consumer,
+        num_workers=consumer.worker + draw(COUNTS),
+        incarnation=draw(IDS),
+        wire_name=draw(NAMES),
+        metadata=draw(BLOBS),
+        wire_version=draw(COUNTS),
+        plan_digest=plan_digest,
+        tables=tuple(
+            ChunkTable(consumer, owner, plan_digest, 2, draw(COUNTS), draw(LISTS_OF_ROWS))
+            for owner in owners
+        ),
+    )
+
+
+REGIONS = st.builds(SlotRegion, st.integers(0, 2**48), COUNTS, st.integers(0, 7))
+OFFERS = st.builds(
+    Offer, CONSUMERS, IDS, COUNTS, IDS, NAMES, BLOBS, st.lists(REGIONS, max_size=3).map(tuple)
+)
+EPOCHS = st.builds(
+    EpochRecord,
+    IDS,
+    COUNTS,
+    st.dictionaries(CONSUMERS, IDS, max_size=3).map(lambda live: tuple(live.items())),
+)
+RECORDS = st.one_of(producers(3), jobs(), subscriptions(), OFFERS, EPOCHS)
+
+
+def through_json(record: Record) -> Any:
+    return json.loads(json.dumps(record.to_json()))
+
+
+@given(RECORDS)
+def test_a_record_survives_json(record: Record) -> None:
+    form = through_json(record)
+    assert list(form) == [field.name for field in fields(record)]
+    assert type(record).from_json(form) == record
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2**70) | st.floats() | st.text(max_size=70),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(), values, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.sampled_from((ProducerRecord, JobRecord, Subscription, Offer, EpochRecord)), ANYTHING)
+def test_anything_else_is_refused(kind: type[Record], value: Any) -> None:
+    with pytest.raises(WireFormatError):
+        kind.from_json(value)
+
+
+@given(st.data(), RECORDS, ANYTHING)
+def test_any_value_in_a_field_is_taken_as_it_is_or_refused(
+    data: st.DataObject, record: Record, value: Any
+) -> None:
+    form = through_json(record)
+    form[data.draw(st.sampled_from(list(form)))] = value
+    try:
+        changed = type(record).from_json(form)
+    except WireFormatError:
+        return
+    assert through_json(changed) == form
+
+
+@given(st.data(), RECORDS)
+def test_every_key_is_needed_and_no_other(data: st.DataObject, record: Record) -> None:
+    form = through_json(record)
+    with pytest.raises(WireFormatError):
+        type(record).from_json(form | {"extra": 1})
+    del form[data.draw(st.sampled_from(list(form)))]
+    with pytest.raises(WireFormatError):
+        type(record).from_json(form)
+
+
+ID, DIGEST = "0f" * 16, "0f" * 32
+WHO = ConsumerId(0, 1)
+PRODUCER = ProducerRecord(0, ID, "rdt-0", b"\x00\xff", DIGEST)
+JOB = JobRecord("job", ID, 1, 1, 2, 64, 0, 1, (PRODUCER,), b"{}")
+TABLE = ChunkTable(WHO, 0, DIGEST, 2, 16, ())
+SUBSCRIPTION = Subscription(WHO, 2, ID, "rdt-1", b"", 1, DIGEST, (TABLE,))
+OFFER = Offer(WHO, ID, 0, ID, "rdt-0", b"", (SlotRegion(4096, 16, 0),))
+EPOCH = EpochRecord(ID, 1, ((WHO, ID),))
+
+
+def test_the_form_is_plain() -> None:
+    assert through_json(PRODUCER) == {
+        "rank": 0,
+        "incarnation": ID,
+        "wire_name": "rdt-0",
+        "metadata": "AP8=",
+        "manifest_digest": DIGEST,
+    }
+    assert through_json(EPOCH) == {"session": ID, "epoch": 1, "live": [[[0, 1], ID]]}
+    assert through_json(OFFER)["slots"] == [[4096, 16, 0]]
+
+
+@pytest.mark.parametrize(
+    ("record", "key", "value", "says"),
+    [
+        (PRODUCER, "rank", -1, "rank: expected an integer"),
+        (PRODUCER, "rank", True, "rank: expected an integer"),
+        (PRODUCER, "incarnation", ID.upper(), "incarnation: expected 32 lower-case"),
+        (PRODUCER, "incarnation", ID[1:], "incarnation: expected 32 lower-case"),
+        (PRODUCER, "wire_name", "", "wire_name: expected 1 to 256 characters, found 0"),
+        (PRODUCER, "wire_name", "n" * (MAX_NAME_CHARS + 1), "found 257"),
+        (PRODUCER, "metadata", "AP8", "metadata: expected base64"),
+        (PRODUCER, "metadata", "AP9=", "metadata: expected canonical base64"),
+        (PRODUCER, "metadata", "A" * (24 << 20), "metadata: expected at most 16777216 bytes"),
+        (PRODUCER, "manifest_digest", ID, "manifest_digest: expected 64"),
+        (JOB, "wire_version", 0, "wire_version: expected at least 1"),
+        (JOB, "num_producers", 2, r"producers: expected each rank below 2 once, found \[0\]"),
+        (JOB, "producers", [{}], r"producers\[0\]"),
+        (SUBSCRIPTION, "num_workers", 1, "expected a worker below 1, found r0w1"),
+        (SUBSCRIPTION, "consumer", [0, 0], "of consumer r0w1"),
+        (SUBSCRIPTION, "plan_digest", "ab" * 32, "tables: the one for rank 0"),
+        (OFFER, "slots", [[1, 0, 0]], r"slots\[0\].num_bytes: expected at least 1"),
+        (OFFER, "slots", [[1, 2]], r"slots\[0\].slot: expected an array of 3"),
+        (EPOCH, "epoch", 0, "epoch: expected at least 1"),
+        (EPOCH, "live", [[[0, 1], ID], [[0, 1], ID]], "live: expected each consumer once"),
+    ],
+)
+def test_what_is_wrong_is_named(record: Record, key: str, value: Any, says: str) -> None:
+    form = through_json(record) | {key: value}
+    with pytest.raises(WireFormatError, match=says):
+        type(record).from_json(form)
+
+
+def test_two_tables_for_one_owner_are_refused() -> None:
+    form = through_json(SUBSCRIPTION)
+    form["tables"].append(deepcopy(form["tables"][0]))
+    with pytest.raises(
+        WireFormatError, match=r"tables: expected one an owner, found owners \[0, 0\]"
+    ):
+        Subscription.from_json(form)
