@@ -1,0 +1,172 @@
+"""The NIXL agent: the only file that imports nixl, and the seam where its errors become ours.
+
+Importing this module imports nothing of NIXL and sets nothing. Making a `NixlAgent` does both: it
+sets those of `ENVIRONMENT_DEFAULTS` that the user left unset, and then imports NIXL, because NIXL
+and UCX read them once, when the first agent of a process is made.
+"""
+
+import importlib
+import importlib.metadata
+import os
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from rdt_transport.errors import NixlMissingError, PeerLostError, WireError
+
+__all__ = ["ENVIRONMENT_DEFAULTS", "MemoryKind", "NixlAgent", "Span"]
+
+MemoryKind = Literal["DRAM", "VRAM"]
+Span = tuple[int, int, int]
+"""Absolute address, bytes, device ordinal."""
+
+ENVIRONMENT_DEFAULTS = {
+    # NIXL's default level writes several lines for every agent.
+    "NIXL_LOG_LEVEL": "WARN",
+    # Without it a read between two GPUs of one node without NVLink falls back to TCP, silently.
+    "UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "y",
+}
+"""Environment variables set when an agent is made, each only where the user has not set it; those
+of CUDA only where there is a GPU, since UCX warns of settings that nothing reads."""
+
+_NVIDIA_DRIVER_PATHS = ("/dev/nvidiactl", "/dev/dxg")
+_MINIMUM_VERSION = (1, 5)
+_REMEDY = "install it with: pip install 'nixl>=1.5,<2'"
+
+
+def _import_nixl() -> Any:
+    """NIXL's Python API module; raises `NixlMissingError` when it is absent or too old."""
+    try:
+        version = importlib.metadata.version("nixl")
+        api = importlib.import_module("nixl._api")
+    except (ImportError, OSError) as error:  # PackageNotFoundError is an ImportError
+        raise NixlMissingError(f"the nixl wire needs NIXL: {error}; {_REMEDY}") from error
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    if numbers < _MINIMUM_VERSION:
+        raise NixlMissingError(f"the nixl wire needs NIXL 1.5 or newer, found {version}; {_REMEDY}")
+    return api
+
+
+def _set_environment_defaults() -> None:
+    has_gpu = any(os.path.exists(path) for path in _NVIDIA_DRIVER_PATHS)
+    for variable, value in ENVIRONMENT_DEFAULTS.items():
+        if has_gpu or "CUDA" not in variable:
+            os.environ.setdefault(variable, value)
+
+
+class NixlAgent:
+    """One NIXL agent without a progress thread; belongs to the thread that made it.
+
+    Nothing moves unless a method here is called: `finished` and `notifications` drive it. Every
+    error of NIXL is raised as `WireError`, or as `PeerLostError` when the peer is gone, with NIXL's
+    own as ``__cause__``.
+
+    Args:
+        name: unique for this incarnation; peers see it as the sender of notifications.
+        backend: the NIXL plugin that moves the bytes.
+    """
+
+    def __init__(self, name: str, backend: str = "UCX") -> None:
+        _set_environment_defaults()
+        api = _import_nixl()
+        bindings = api.nixlBind
+        self._errors = tuple(
+            kind
+            for kind in vars(bindings).values()
+            if isinstance(kind, type) and issubclass(kind, Exception)
+        )
+        self._lost = bindings.nixlRemoteDisconnectError
+        # NIXL's own progress thread spins on a whole core, so every side polls for itself.
+        config = api.nixl_agent_config(enable_prog_thread=False, backends=[])
+        with self._translated(f"making agent {name}"):
+            self._agent: Any = api.nixl_agent(name, config)
+            if backend not in self._agent.get_plugin_list():
+                raise WireError(
+                    f"NIXL has no plugin {backend}, only {self._agent.get_plugin_list()}; "
+                    "install a NIXL build that ships it"
+                )
+            self._agent.create_backend(backend)
+        self.name = name
+
+    @contextmanager
+    def _translated(self, doing: str) -> Generator[None]:
+        try:
+            yield
+        except self._errors as error:
+            message = f"{doing}: {type(error).__name__}: {error}"
+            kind = PeerLostError if isinstance(error, self._lost) else WireError
+            raise kind(message) from error
+
+    def register(self, spans: Sequence[Span], memory: MemoryKind) -> object:
+        """Register memory; the result is what `deregister` takes."""
+        rows = [(address, num_bytes, device, "") for address, num_bytes, device in spans]
+        # NIXL cannot register what an allocator with expandable segments gave out.
+        remedy = ", which must not come from expandable segments" if memory == "VRAM" else ""
+        with self._translated(f"{self.name} registering {len(rows)} ranges of {memory}{remedy}"):
+            return self._agent.register_memory(rows, memory)
+
+    def deregister(self, registration: object) -> None:
+        """Undo one `register`."""
+        with self._translated(f"{self.name} deregistering memory"):
+            self._agent.deregister_memory(registration)
+
+    def metadata(self) -> bytes:
+        """What a peer needs to reach this agent and what is registered now."""
+        with self._translated(f"{self.name} reading its own metadata"):
+            return self._agent.get_agent_metadata()
+
+    def add_peer(self, peer: str, metadata: bytes) -> str:
+        """Learn ``peer``, or more of it; handles stay valid. Returns the name in the metadata."""
+        with self._translated(f"{self.name} loading the metadata of {peer}"):
+            name = self._agent.add_remote_agent(metadata)
+        return name.decode() if isinstance(name, bytes) else name
+
+    def remove_peer(self, peer: str) -> None:
+        """Forget a peer and disconnect; handles and descriptor lists of it become invalid."""
+        with self._translated(f"{self.name} removing peer {peer}"):
+            self._agent.remove_remote_agent(peer)
+
+    def prepare(self, peer: str | None, span: Span, memory: MemoryKind) -> Any:
+        """A prepared descriptor list of one region, of ``peer`` or (None) of our own."""
+        owner = "NIXL_INIT_AGENT" if peer is None else peer
+        with self._translated(f"{self.name} preparing a region of {peer or 'its own'}"):
+            return self._agent.prep_xfer_dlist(owner, [span], memory)
+
+    def make_read(self, peer: str, local: Any, remote: Any) -> Any:
+        """A transfer handle that reads ``remote`` into ``local``, reusable after it finished."""
+        with self._translated(f"{self.name} preparing a read from {peer}"):
+            return self._agent.make_prepped_xfer("READ", local, [0], remote, [0])
+
+    def post(self, peer: str, transfer: Any, notification: bytes) -> bool:
+        """Start a transfer; True when it has finished already.
+
+        NIXL keeps the notification of a handle until another replaces it: once a handle was posted
+        with one, an empty one would send the old one again.
+        """
+        with self._translated(f"{self.name} posting a read from {peer}"):
+            return self._agent.transfer(transfer, notification) == "DONE"
+
+    def finished(self, peer: str, transfer: Any) -> bool:
+        """Whether a started transfer has finished; raises when it failed."""
+        with self._translated(f"{self.name} reading from {peer}"):
+            return self._agent.check_xfer_state(transfer) == "DONE"
+
+    def release(self, prepared: Any) -> None:
+        """Give back a transfer handle or a descriptor list; an active transfer is cancelled."""
+        with self._translated(f"{self.name} releasing a handle"):
+            prepared.release()
+
+    def notify(self, peer: str, message: bytes) -> None:
+        """Send a notification."""
+        with self._translated(f"{self.name} notifying {peer}"):
+            self._agent.send_notif(peer, message)
+
+    def notifications(self) -> list[tuple[str, bytes]]:
+        """(sender, message) of everything that arrived, each sender's messages in order."""
+        with self._translated(f"{self.name} polling"):
+            arrived = self._agent.get_new_notifs()
+        return [(sender, message) for sender, batch in arrived.items() for message in batch]
+
+    def close(self) -> None:
+        """Drop the agent; everything made from it must have been given back."""
+        self._agent = None

@@ -1,0 +1,41 @@
+"""Events: whether the work enqueued so far on a device has completed, asked without waiting.
+
+The only file of this package that may touch ``torch.cuda``.
+"""
+
+from typing import Protocol
+
+__all__ = ["Event", "Events", "HostEvents"]
+
+
+class Event(Protocol):
+    """A mark in a device's queue of work; it knows one `Events.record` and no later one."""
+
+    def query(self) -> bool:
+        """True once everything enqueued before the mark has completed; never waits."""
+        ...
+
+
+class Events(Protocol):
+    """Where events come from."""
+
+    def record(self) -> Event:
+        """A mark behind everything the calling thread has enqueued; any thread."""
+        ...
+
+
+class _Completed:
+    __slots__ = ()
+
+    def query(self) -> bool:
+        return True
+
+
+_COMPLETED = _Completed()
+
+
+class HostEvents:
+    """Events of CPU memory, where a call returns when its work is done."""
+
+    def record(self) -> Event:
+        return _COMPLETED
