@@ -1,0 +1,211 @@
+"""Reading the JSON forms that `rdt_plan._encoding` writes; nothing is taken on trust."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rdt_plan._fields import array, digest, fields, integer, integers, rows, string, strings
+from rdt_plan.chunks import Chunk, ServeChunk
+from rdt_plan.dtypes import item_bytes
+from rdt_plan.errors import ManifestError, OwnershipError, PlanError, SliceError, WireFormatError
+from rdt_plan.identity import ConsumerId
+from rdt_plan.manifest import Manifest, ParamMeta
+from rdt_plan.placement import Fill, Placement, Write, check_write
+from rdt_plan.plan import SyncPlan
+from rdt_plan.slices import Slice, canonical
+from rdt_plan.table import ChunkTable
+
+__all__ = ["consumer_of", "manifest_of", "plan_of", "table_of"]
+
+_MANIFEST = frozenset({"params", "groups"})
+_TABLE = frozenset({"consumer", "owner", "plan_digest", "num_slots", "slot_bytes", "chunks"})
+_PLAN = frozenset(
+    {
+        "consumer",
+        "manifest_digest",
+        "schedule",
+        "num_slots",
+        "max_chunk_bytes",
+        "chunks",
+        "fills",
+        "modules_without_chunks",
+    }
+)
+
+
+def manifest_of(form: Any) -> Manifest:
+    form = fields(form, "manifest", _MANIFEST)
+    params = rows(form["params"], "params", _param_of)
+    try:
+        manifest = Manifest.build(params)
+    except (ManifestError, OwnershipError) as error:
+        raise WireFormatError(f"manifest: {error}") from error
+    found = rows(form["groups"], "groups", _group_of)
+    expected = tuple((group.key, len(group.names)) for group in manifest.groups)
+    if found != expected:
+        at = next(
+            (i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b),
+            min(len(found), len(expected)),
+        )
+        raise WireFormatError(
+            f"groups: the sender cuts gather groups differently from group {at} on: expected "
+            f"{expected[at : at + 1]}, found {found[at : at + 1]}; upgrade the older side"
+        )
+    return manifest
+
+
+def _param_of(row: Any) -> ParamMeta:
+    name, dtype, shape, owners, mesh_shape, placements = array(row, "param", 6)
+    return ParamMeta(
+        name=string(name, "name"),
+        dtype=string(dtype, "dtype"),
+        shape=integers(shape, "shape"),
+        owners=integers(owners, "owners"),
+        mesh_shape=integers(mesh_shape, "mesh_shape"),
+        placements=strings(placements, "placements"),
+    )
+
+
+def _group_of(row: Any) -> tuple[str, int]:
+    key, num_names = array(row, "group", 2)
+    return string(key, "key"), integer(num_names, "num_names")
+
+
+def consumer_of(form: Any) -> ConsumerId:
+    replica, worker = array(form, "consumer", 2)
+    return ConsumerId(integer(replica, "replica"), integer(worker, "worker"))
+
+
+def table_of(form: Any) -> ChunkTable:
+    form = fields(form, "chunk_table", _TABLE)
+    return ChunkTable(
+        consumer=consumer_of(form["consumer"]),
+        owner=integer(form["owner"], "owner"),
+        plan_digest=digest(form["plan_digest"], "plan_digest"),
+        num_slots=_positive(form["num_slots"], "num_slots"),
+        slot_bytes=integer(form["slot_bytes"], "slot_bytes"),
+        chunks=rows(form["chunks"], "chunks", _serve_of),
+    )
+
+
+def _positive(value: Any, where: str) -> int:
+    if integer(value, where) == 0:
+        raise WireFormatError(f"{where}: expected at least 1, found 0")
+    return value
+
+
+def _serve_of(row: Any) -> ServeChunk:
+    seq, group, serve_slot, num_bytes, slices, offsets = array(row, "chunk", 6)
+    chunk = ServeChunk(
+        seq=integer(seq, "seq"),
+        group=integer(group, "group"),
+        serve_slot=integer(serve_slot, "serve_slot"),
+        num_bytes=integer(num_bytes, "num_bytes"),
+        slices=rows(slices, "slices", _slice_of),
+        offsets=integers(offsets, "offsets"),
+    )
+    if len(chunk.offsets) != len(chunk.slices):
+        raise WireFormatError(
+            f"offsets: expected one a slice ({len(chunk.slices)}), found {len(chunk.offsets)}"
+        )
+    return chunk
+
+
+def _slice_of(row: Any) -> Slice:
+    name, dtype, offset, shape, stride = array(row, "slice", 5)
+    slice_ = Slice(
+        name=string(name, "name"),
+        dtype=string(dtype, "dtype"),
+        offset=integer(offset, "offset"),
+        shape=integers(shape, "shape"),
+        stride=integers(stride, "stride"),
+    )
+    try:
+        item_bytes(slice_.dtype)
+        expected = canonical(*row)
+    except (ManifestError, SliceError) as error:
+        raise WireFormatError(f"slice: {error}") from error
+    if slice_ != expected:
+        raise WireFormatError(f"slice: expected the canonical {expected}, found {slice_}")
+    return slice_
+
+
+def plan_of(form: Any) -> SyncPlan:
+    form = fields(form, "sync_plan", _PLAN)
+    plan = SyncPlan(
+        consumer=consumer_of(form["consumer"]),
+        manifest_digest=digest(form["manifest_digest"], "manifest_digest"),
+        schedule=integers(form["schedule"], "schedule"),
+        num_slots=_positive(form["num_slots"], "num_slots"),
+        max_chunk_bytes=_positive(form["max_chunk_bytes"], "max_chunk_bytes"),
+        chunks=rows(form["chunks"], "chunks", _chunk_of),
+        fills=rows(form["fills"], "fills", _fill_of),
+        modules_without_chunks=strings(form["modules_without_chunks"], "modules_without_chunks"),
+    )
+    if sorted(plan.schedule) != list(range(len(plan.schedule))):
+        raise WireFormatError("schedule: expected a permutation of all gather groups")
+    return plan
+
+
+def _chunk_of(row: Any) -> Chunk:
+    index, owner, serve, receive_slot, placements, materialize, complete = array(row, "chunk", 7)
+    chunk = _serve_of(serve)
+    return Chunk(
+        index=integer(index, "index"),
+        owner=integer(owner, "owner"),
+        serve=chunk,
+        receive_slot=integer(receive_slot, "receive_slot"),
+        placements=rows(placements, "placements", lambda row: _placement_of(row, chunk.slices)),
+        materialize=strings(materialize, "materialize"),
+        complete=strings(complete, "complete"),
+    )
+
+
+def _placement_of(row: Any, slices: Sequence[Slice]) -> Placement:
+    number, module, param, offset, shape, stride, dtype, source_stride = array(row, "placement", 8)
+    if integer(number, "slice") >= len(slices):
+        raise WireFormatError(f"slice: expected an index below {len(slices)}, found {number}")
+    placement = Placement(
+        slice=slices[number],
+        module=string(module, "module"),
+        param=string(param, "param"),
+        offset=integer(offset, "offset"),
+        shape=integers(shape, "shape"),
+        stride=integers(stride, "stride"),
+        dtype=string(dtype, "dtype"),
+        source_stride=integers(source_stride, "source_stride"),
+    )
+    _check_write(placement)
+    return placement
+
+
+def _fill_of(row: Any) -> Fill:
+    module, param, offset, shape, stride, dtype, value = array(row, "fill", 7)
+    fill = Fill(
+        module=string(module, "module"),
+        param=string(param, "param"),
+        offset=integer(offset, "offset"),
+        shape=integers(shape, "shape"),
+        stride=integers(stride, "stride"),
+        dtype=string(dtype, "dtype"),
+        value=_fill_value_of(value),
+    )
+    _check_write(fill)
+    return fill
+
+
+def _fill_value_of(value: Any) -> bool | int | float:
+    if type(value) is bool or type(value) is int:
+        return value
+    try:
+        return float.fromhex(string(value, "value"))
+    except (ValueError, OverflowError) as error:
+        raise WireFormatError(
+            f"value: expected a hexadecimal float, found {value[:40]!r}"
+        ) from error
+
+
+def _check_write(write: Write) -> None:
+    try:
+        check_write(write)
+    except PlanError as error:
+        raise WireFormatError(str(error)) from error

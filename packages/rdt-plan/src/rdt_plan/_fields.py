@@ -1,0 +1,84 @@
+"""Strict readers of JSON values: each returns its value or raises `WireFormatError`."""
+
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+from rdt_plan.errors import WireFormatError
+
+__all__ = [
+    "MAX_INTEGER",
+    "array",
+    "digest",
+    "fields",
+    "integer",
+    "integers",
+    "rows",
+    "string",
+    "strings",
+]
+
+MAX_INTEGER = (1 << 63) - 1
+"""Offsets, strides and sizes are 64-bit wherever they end up."""
+
+T = TypeVar("T")
+
+
+def _refuse(where: str, expected: str, found: Any) -> NoReturn:
+    text = repr(found)
+    if len(text) > 80:
+        text = f"{text[:77]}..."
+    raise WireFormatError(f"{where}: expected {expected}, found {text}")
+
+
+def integer(value: Any, where: str) -> int:
+    """0 to `MAX_INTEGER`; a bool is no integer."""
+    if type(value) is not int or not 0 <= value <= MAX_INTEGER:
+        _refuse(where, "an integer of 0 to 2**63-1", value)
+    return value
+
+
+def string(value: Any, where: str) -> str:
+    if type(value) is not str:
+        _refuse(where, "a string", value)
+    return value
+
+
+def digest(value: Any, where: str) -> str:
+    """A SHA-256 as 64 lower-case hexadecimal digits."""
+    if type(value) is not str or len(value) != 64 or not set(value) <= set("0123456789abcdef"):
+        _refuse(where, "64 lower-case hexadecimal digits", value)
+    return value
+
+
+def array(value: Any, where: str, length: int | None = None) -> list[Any]:
+    """A list, of ``length`` values if given."""
+    if type(value) is not list or (length is not None and len(value) != length):
+        _refuse(where, "an array" if length is None else f"an array of {length} values", value)
+    return value
+
+
+def integers(value: Any, where: str) -> tuple[int, ...]:
+    return tuple([integer(item, where) for item in array(value, where)])
+
+
+def strings(value: Any, where: str) -> tuple[str, ...]:
+    return tuple([string(item, where) for item in array(value, where)])
+
+
+def rows(value: Any, where: str, read: Callable[[Any], T]) -> tuple[T, ...]:
+    """``read`` applied to each row; an error says which row it was."""
+    values = []
+    for index, row in enumerate(array(value, where)):
+        try:
+            values.append(read(row))
+        except WireFormatError as error:
+            raise WireFormatError(f"{where}[{index}].{error}") from error.__cause__
+    return tuple(values)
+
+
+def fields(value: Any, where: str, names: frozenset[str]) -> dict[str, Any]:
+    """An object with exactly the keys ``names``."""
+    if type(value) is not dict or value.keys() != names:
+        found = sorted(value) if type(value) is dict else value
+        _refuse(where, f"an object with the keys {sorted(names)}", found)
+    return value

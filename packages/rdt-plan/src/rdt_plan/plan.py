@@ -1,0 +1,239 @@
+"""The plan of one consumer: every READ of a weight sync, built once and then only followed."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from rdt_plan._encoding import plan_form
+from rdt_plan.chunks import Chunk, ServeChunk, chunked
+from rdt_plan.cutting import Piece
+from rdt_plan.digest import digest_of
+from rdt_plan.dtypes import item_bytes
+from rdt_plan.errors import ManifestError, PlanError
+from rdt_plan.explanation import explain
+from rdt_plan.groups import group_schedule
+from rdt_plan.identity import ConsumerId
+from rdt_plan.layout import align, pack_layout
+from rdt_plan.manifest import Manifest
+from rdt_plan.ownership import Ownership
+from rdt_plan.placement import Fill, Placement, Write, check_write
+from rdt_plan.routing import Router
+from rdt_plan.slices import check_bounds
+from rdt_plan.table import ChunkTable
+
+__all__ = ["ChunkTable", "ConsumerId", "SyncPlan", "build_plan"]
+
+
+@dataclass(frozen=True)
+class SyncPlan:
+    """What one consumer reads from whom, into which slot, and where the bytes then go.
+
+    Attributes:
+        consumer: whose plan it is.
+        manifest_digest: digest of the manifest it was built from.
+        schedule: the group schedule, a permutation of all gather groups.
+        num_slots: slots of the receive ring, and of every serve ring.
+        max_chunk_bytes: cap on a chunk; only a piece that cannot be cut exceeds it.
+        chunks: in plan order: schedule position of the group, owner, seq.
+        fills: constants, written when their module is materialised, before its placements.
+        modules_without_chunks: modules to materialise and complete although no byte is read for
+            them: they have only fills, or only tensors without elements.
+    """
+
+    consumer: ConsumerId
+    manifest_digest: str
+    schedule: tuple[int, ...]
+    num_slots: int
+    max_chunk_bytes: int
+    chunks: tuple[Chunk, ...]
+    fills: tuple[Fill, ...]
+    modules_without_chunks: tuple[str, ...] = ()
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over everything but ``consumer``: equal workers of two replicas agree."""
+        return digest_of("plan", plan_form(self))
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """Ranks that serve at least one chunk, ascending."""
+        return tuple(sorted(self._tables))
+
+    def table(self, owner: int) -> ChunkTable:
+        """The chunks that ``owner`` serves; raises `PlanError` when it serves none."""
+        try:
+            return self._tables[owner]
+        except KeyError:
+            raise PlanError(
+                f"the plan of {self.consumer} reads nothing from rank {owner}: "
+                f"expected one of its owners {self.owners}"
+            ) from None
+
+    @property
+    def receive_slot_bytes(self) -> int:
+        """Bytes of one receive slot, a multiple of 16; 0 when there are no chunks."""
+        return align(max((chunk.serve.num_bytes for chunk in self.chunks), default=0))
+
+    @property
+    def bytes_pulled(self) -> int:
+        """Bytes that cross the wire, the padding between slices included."""
+        return sum(chunk.serve.num_bytes for chunk in self.chunks)
+
+    @property
+    def slice_bytes(self) -> int:
+        """Bytes that cross the wire, without padding."""
+        return sum(s.num_bytes for chunk in self.chunks for s in chunk.serve.slices)
+
+    @property
+    def bytes_landed(self) -> int:
+        """Destination bytes that placements write; fills are not counted."""
+        return sum(
+            prod(placement.shape) * item_bytes(placement.dtype)
+            for chunk in self.chunks
+            for placement in chunk.placements
+        )
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Every module it writes, by first chunk; those without chunks come last."""
+        started = (module for chunk in self.chunks for module in chunk.materialize)
+        return (*started, *self.modules_without_chunks)
+
+    def explain(self) -> str:
+        """The plan as text: a header, one line a chunk, totals."""
+        return explain(self)
+
+    @cached_property
+    def _tables(self) -> dict[int, ChunkTable]:
+        rows: dict[int, list[ServeChunk]] = {}
+        for chunk in self.chunks:
+            rows.setdefault(chunk.owner, []).append(chunk.serve)
+        return {
+            owner: ChunkTable(
+                consumer=self.consumer,
+                owner=owner,
+                plan_digest=self.digest,
+                num_slots=self.num_slots,
+                slot_bytes=align(max(row.num_bytes for row in chunks)),
+                chunks=tuple(chunks),
+            )
+            for owner, chunks in rows.items()
+        }
+
+
+def build_plan(
+    manifest: Manifest,
+    writes: Sequence[Write],
+    consumer: ConsumerId,
+    *,
+    num_workers: int,
+    num_slots: int = 2,
+    max_chunk_bytes: int = 64 << 20,
+) -> SyncPlan:
+    """Plan the sync of one consumer.
+
+    Args:
+        manifest: what the trainer holds.
+        writes: what the consumer's loaders do with it, in their order. Placements may run in any
+            order; those that write the same element twice are not ours to find.
+        consumer: whose plan it is.
+        num_workers: workers of its replica.
+        num_slots: slots of each ring.
+        max_chunk_bytes: cap on a chunk, in bytes.
+
+    Raises:
+        PlanError: a name that is not in the manifest, or a write that contradicts itself.
+        SliceError: a slice that leaves its tensor.
+        OwnershipError, RoutingError: nobody can serve a slice.
+    """
+    if num_slots < 1 or max_chunk_bytes < 1:
+        raise PlanError(
+            f"expected at least 1 slot and 1 byte, found {num_slots=} and {max_chunk_bytes=}"
+        )
+    streams = _streams(manifest, writes, consumer, num_workers)
+    schedule = group_schedule(manifest)
+    drafts = [
+        (owner, group, pieces)
+        for group in schedule
+        for owner, placements in sorted(streams.get(group, {}).items())
+        for pieces in chunked(placements, max_chunk_bytes)
+    ]
+    chunks = _chunks(drafts, num_slots)
+    started = {module for chunk in chunks for module in chunk.materialize}
+    modules = dict.fromkeys(write.module for write in writes)
+    return SyncPlan(
+        consumer=consumer,
+        manifest_digest=manifest.digest,
+        schedule=schedule,
+        num_slots=num_slots,
+        max_chunk_bytes=max_chunk_bytes,
+        chunks=chunks,
+        fills=tuple(write for write in writes if isinstance(write, Fill)),
+        modules_without_chunks=tuple(module for module in modules if module not in started),
+    )
+
+
+def _streams(
+    manifest: Manifest, writes: Iterable[Write], consumer: ConsumerId, num_workers: int
+) -> dict[int, dict[int, list[Placement]]]:
+    """The placements that move bytes, by group and owner, in the loaders' order."""
+    ownership = Ownership.of(manifest)
+    router = Router(ownership, num_workers)
+    router.check_worker(consumer.worker)
+    streams: dict[int, dict[int, list[Placement]]] = {}
+    for write in writes:
+        check_write(write)
+        if isinstance(write, Fill):
+            continue
+        name = write.slice.name
+        try:
+            check_bounds(write.slice, manifest.param(name))
+        except ManifestError as error:
+            raise PlanError(f"{write.module}.{write.param}: {error}") from None
+        if 0 in write.shape or 0 in write.slice.shape:
+            continue  # a copy of no elements: its module may end up without chunks
+        group = manifest.group_of(name)
+        owner = router.producer(ownership.set_of(name), consumer.worker, group)
+        streams.setdefault(group, {}).setdefault(owner, []).append(write)
+    return streams
+
+
+def _chunks(drafts: Sequence[tuple[int, int, list[Piece]]], num_slots: int) -> tuple[Chunk, ...]:
+    """Number the drafts, which are in plan order, and find each module's first and last one."""
+    modules = [
+        dict.fromkeys(placement.module for _, copies in pieces for placement in copies)
+        for _, _, pieces in drafts
+    ]
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for index, touched in enumerate(modules):
+        for module in touched:
+            first.setdefault(module, index)
+            last[module] = index
+    next_seq: dict[int, int] = {}
+    chunks = []
+    for index, (owner, group, pieces) in enumerate(drafts):
+        seq = next_seq.get(owner, 0)
+        next_seq[owner] = seq + 1
+        slices = tuple(slice_ for slice_, _ in pieces)
+        layout = pack_layout(slices)
+        chunks.append(
+            Chunk(
+                index=index,
+                owner=owner,
+                serve=ServeChunk(
+                    seq=seq,
+                    group=group,
+                    serve_slot=seq % num_slots,
+                    num_bytes=layout.num_bytes,
+                    slices=slices,
+                    offsets=layout.offsets,
+                ),
+                receive_slot=index % num_slots,
+                placements=tuple(placement for _, copies in pieces for placement in copies),
+                materialize=tuple(m for m in modules[index] if first[m] == index),
+                complete=tuple(m for m in modules[index] if last[m] == index),
+            )
+        )
+    return tuple(chunks)
