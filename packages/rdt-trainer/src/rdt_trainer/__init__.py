@@ -1,0 +1,45 @@
+"""Serve a trainer's weights to inference workers.
+
+`RdtTrainer` takes a `WeightSource` (a torch module: `ModuleSource`) and the inference deployments'
+clients, and sends the source's weights whenever it is told to.
+"""
+
+# what is served
+from rdt_trainer.client import Client
+from rdt_trainer.engine import RdtTrainer
+from rdt_trainer.errors import (
+    ClientError,
+    RdtTrainerError,
+    SettingsError,
+    SourceError,
+    SyncFailedError,
+    TrainerStateError,
+)
+from rdt_trainer.http_client import HttpClient
+from rdt_trainer.local_client import LocalClient
+from rdt_trainer.module_source import ModuleSource
+from rdt_trainer.ray_client import RayClient
+from rdt_trainer.report import SyncReport
+from rdt_trainer.source import SourceMeta, WeightSource, adapt
+from rdt_transport.rendezvous import JobSettings, RendezvousAddress
+
+__all__ = [
+    "Client",
+    "ClientError",
+    "HttpClient",
+    "JobSettings",
+    "LocalClient",
+    "ModuleSource",
+    "RayClient",
+    "RdtTrainer",
+    "RdtTrainerError",
+    "RendezvousAddress",
+    "SettingsError",
+    "SourceError",
+    "SourceMeta",
+    "SyncFailedError",
+    "SyncReport",
+    "TrainerStateError",
+    "WeightSource",
+    "adapt",
+]

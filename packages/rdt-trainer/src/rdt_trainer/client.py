@@ -1,0 +1,57 @@
+"""The client: what a trainer asks of an inference server, however it reaches it."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+__all__ = ["Client", "PauseMode"]
+
+PauseMode = Literal["abort", "wait", "keep"]
+
+
+class Client(Protocol):
+    """One inference deployment; every method blocks, and raises `ClientError`.
+
+    `RdtTrainer` calls ``init`` once, then for every sync ``start``, ``update``, ``finish`` in this
+    order from one background thread. Nothing is called by two threads at once.
+    """
+
+    @property
+    def name(self) -> str:
+        """What messages call this deployment."""
+        ...
+
+    def init(self, init_info: Mapping[str, Any]) -> None:
+        """Attach the deployment's workers to the job that ``init_info`` describes."""
+        ...
+
+    def start(self) -> None:
+        """Open a weight update."""
+        ...
+
+    def update(self, update_info: Mapping[str, Any]) -> None:
+        """Receive the epoch that ``update_info`` names."""
+        ...
+
+    def finish(self, weight_version: str | None = None) -> None:
+        """Return once the new weights are in place and serving may resume."""
+        ...
+
+    def pause(self, mode: PauseMode = "abort") -> None:
+        """Stop scheduling; requests in flight are aborted, awaited or kept for ``resume``."""
+        ...
+
+    def resume(self) -> None:
+        """Schedule again."""
+        ...
+
+    def reset_prefix_cache(self) -> None:
+        """Forget cached activations of older weights."""
+        ...
+
+    def shutdown(self) -> None:
+        """Detach the workers from the job; serving goes on with the weights they have."""
+        ...
+
+    def close(self) -> None:
+        """Release this client's own resources; idempotent."""
+        ...

@@ -1,0 +1,227 @@
+"""The trainer: attaches inference servers to a source of weights, and sends them every new set."""
+
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+import torch
+
+from rdt_plan import Manifest
+from rdt_trainer.client import Client
+from rdt_trainer.errors import SettingsError, TrainerStateError
+from rdt_trainer.hosting import Hosting
+from rdt_trainer.job import Job
+from rdt_trainer.numbering import EpochNumbering
+from rdt_trainer.report import SyncReport
+from rdt_trainer.source import AdaptedSource, Exchange, adapt
+from rdt_trainer.sync import Sync
+from rdt_transport.rendezvous import JobSettings, RendezvousAddress, RendezvousEvent
+from rdt_transport.wire.base import Wire
+
+__all__ = ["RdtTrainer"]
+
+
+class RdtTrainer:
+    """Serves one source's weights to inference servers; one instance a trainer rank.
+
+    `init`, `send_weights` and `close` are called on every rank, in the same order. Rank 0 hosts
+    the rendezvous and drives the servers.
+
+    Args:
+        source: a `rdt_trainer.WeightSource`, or one in the shape of vLLM 0.32's.
+        client: rank 0: the inference deployment, or a list of them, whose places are their
+            replica numbers. None on the other ranks.
+        rank: this process's rank among ``settings.num_producers``.
+        settings: what the whole job agrees on; by default one producer, and a replica a client.
+        rendezvous: the address of one that is hosted elsewhere, on every rank. None: rank 0 hosts
+            it, and tells the other ranks over ``torch.distributed``.
+        ray: host the rendezvous as a Ray actor: "auto" (in the Ray this process has initialised), a
+            cluster's address to join, or "local" to start one. None: in this process.
+        job: the job's name; made up by default.
+        host: where an in-process rendezvous listens; workers on other nodes need this node's
+            address.
+        device: where this rank's serve slots live: that of the source's tensors.
+        timeout_seconds: of each single wait: for the other ranks, for consumers to pull a group,
+            for servers to finish. Longer than a whole sync takes, as some ranks end before others.
+        exchange: see `rdt_trainer.adapt`.
+        make_wire: makes the wire to serve over, on its own thread; NIXL by default.
+
+    Raises:
+        SettingsError: arguments that contradict each other.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        client: Client | Sequence[Client] | None = None,
+        *,
+        rank: int = 0,
+        settings: JobSettings | None = None,
+        rendezvous: RendezvousAddress | None = None,
+        ray: str | None = None,
+        job: str | None = None,
+        host: str = "127.0.0.1",
+        device: torch.device | str = "cpu",
+        timeout_seconds: float = 120.0,
+        exchange: Exchange | None = None,
+        make_wire: Callable[[], Wire] | None = None,
+    ) -> None:
+        clients = _listed(client)
+        self._settings = settings or JobSettings(num_producers=1, num_replicas=len(clients) or 1)
+        _check(rank, clients, self._settings)
+        self._rank = rank
+        self._clients = clients
+        self._source = source
+        self._exchange = exchange
+        self._device = device
+        self._timeout_seconds = timeout_seconds
+        self._make_wire = make_wire or (lambda: _nixl_wire(f"producer{rank}"))
+        self._hosting = Hosting(rank, self._settings, rendezvous, ray=ray, job=job, host=host)
+        self._adapted: AdaptedSource | None = None
+        self._job: Job | None = None
+        self._sync: Sync | None = None
+        self._numbering = EpochNumbering()
+        self._in_use = threading.Lock()
+        self._closed = False
+
+    def init(self) -> None:
+        """Open the job and attach every server's workers; blocks until they are attached.
+
+        Raises:
+            SourceError, ManifestError: the source describes itself wrongly.
+            ClientError: a server refused; carries its words.
+            RdtTransportError: the rendezvous, the wire, or another rank that disagrees.
+        """
+        with self._exclusively():
+            if self._job is not None:
+                raise TrainerStateError("init() was called already: expected once a trainer")
+            num_producers = self._settings.num_producers
+            self._adapted = adapt(
+                self._source,
+                rank=self._rank,
+                num_producers=num_producers,
+                exchange=self._exchange,
+            )
+            self._job = Job(
+                self._hosting,
+                rank=self._rank,
+                manifest=Manifest.build(self._adapted.params),
+                settings=self._settings,
+                clients=self._clients,
+                device=self._device,
+                make_wire=self._make_wire,
+                on_event=self._on_event,
+                timeout_seconds=self._timeout_seconds,
+            )
+
+    def send_weights(self, weight_version: str | None = None) -> SyncReport:
+        """Send the source's present weights; on every rank, and all succeed or all raise.
+
+        Returns once all servers have them and nobody reads the source's tensors any more.
+        ``weight_version`` is what the servers report from then on, by default the epoch's number.
+        After an error the next call starts afresh.
+
+        Raises:
+            SourceError: this rank's source yielded other than it declared, or raised.
+            SyncFailedError: anything else; the first error on any rank is its cause or its reason.
+            TrainerStateError: not initialised, closed, in use, or a server is still in a call.
+        """
+        with self._exclusively():
+            job, source = self._job, self._adapted
+            if job is None or source is None:
+                raise TrainerStateError("send_weights() came before init(): call it on every rank")
+            if job.control is not None and not job.control.wait(self._timeout_seconds):
+                raise TrainerStateError(
+                    f"{', '.join(job.control.busy())}: a call of an earlier sync has not returned "
+                    f"within {self._timeout_seconds:g} seconds"
+                )
+            sync = Sync(
+                self._numbering,
+                rank=self._rank,
+                manifest=job.manifest,
+                iter_full=source.iter_full,
+                producer=job.producer,
+                rendezvous=job.rendezvous,
+                control=job.control,
+                timeout_seconds=self._timeout_seconds,
+            )
+            self._sync = sync
+            try:
+                return sync.run(weight_version)
+            finally:
+                self._sync = None
+
+    def attach(self, replica: int = 0) -> None:
+        """Attach a replica's workers again, after they were dropped or the server restarted.
+
+        They take part from the next `send_weights`. Only on rank 0; raises `ClientError`.
+        """
+        with self._exclusively():
+            if self._job is None or not 0 <= replica < len(self._clients):
+                raise TrainerStateError(
+                    f"replica {replica} cannot be attached: expected rank 0, after init(), and one "
+                    f"of its {len(self._clients)} replicas"
+                )
+            self._job.attach(replica)
+
+    def close(self) -> None:
+        """Detach the servers' workers, then end the job. Idempotent; problems are logged."""
+        with self._exclusively(closing=True):
+            self._closed = True
+            if self._job is not None:
+                self._job.close()
+
+    @property
+    def address(self) -> RendezvousAddress:
+        """Where the job's rendezvous is, once `init` has begun; holds the job's token."""
+        return self._hosting.address
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _exclusively(self, *, closing: bool = False) -> Generator[None]:
+        if not self._in_use.acquire(blocking=False):
+            raise TrainerStateError("another thread uses this trainer: expected one at a time")
+        try:
+            if self._closed and not closing:
+                raise TrainerStateError("this trainer is closed: make a new one")
+            yield
+        finally:
+            self._in_use.release()
+
+    def _on_event(self, event: RendezvousEvent) -> None:
+        """A push of the rendezvous, on its client's thread."""
+        if (sync := self._sync) is not None:
+            sync.on_event(event)
+
+
+def _listed(client: Client | Sequence[Client] | None) -> list[Client]:
+    if client is None:
+        return []
+    return list(client) if isinstance(client, Sequence) else [client]
+
+
+def _check(rank: int, clients: Sequence[Client], settings: JobSettings) -> None:
+    if not 0 <= rank < settings.num_producers:
+        raise SettingsError(
+            f"rank {rank} is not among the {settings.num_producers} producers: expected 0 to "
+            f"{settings.num_producers - 1}; set JobSettings.num_producers to the number of ranks"
+        )
+    if rank > 0 and clients:
+        raise SettingsError(f"rank {rank} was given a client: expected one on rank 0 only")
+    if rank == 0 and len(clients) != settings.num_replicas:
+        raise SettingsError(
+            f"rank 0 was given {len(clients)} clients for {settings.num_replicas} replicas: "
+            "expected one client a replica"
+        )
+
+
+def _nixl_wire(role: str) -> Wire:
+    from rdt_transport.wire.nixl import NixlWire
+
+    return NixlWire(role)

@@ -1,0 +1,57 @@
+"""Every error of this package, under one root that users can catch."""
+
+__all__ = [
+    "ClientError",
+    "RdtTrainerError",
+    "SettingsError",
+    "SourceError",
+    "SyncFailedError",
+    "TrainerStateError",
+]
+
+
+class RdtTrainerError(Exception):
+    """Root of the errors of ``rdt_trainer``."""
+
+
+class SettingsError(RdtTrainerError):
+    """The arguments of a trainer, source or client contradict each other."""
+
+
+class SourceError(RdtTrainerError):
+    """A weight source describes itself wrongly, or yields other than what it described."""
+
+
+class ClientError(RdtTrainerError):
+    """A call to the inference server failed.
+
+    Attributes:
+        server_text: what the server said, or what stopped us from hearing it.
+        status: the HTTP status, where there was one.
+    """
+
+    def __init__(self, message: str, *, server_text: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.server_text = server_text
+        self.status = status
+
+
+class SyncFailedError(RdtTrainerError):
+    """An epoch was given up; the workers are torn until a complete sync heals them.
+
+    Attributes:
+        epoch: the epoch that failed.
+        reason: what failed first, here or on another rank.
+    """
+
+    def __init__(self, epoch: int, reason: str) -> None:
+        super().__init__(
+            f"sync of epoch {epoch} failed: {reason}; the inference workers are torn until a "
+            "complete sync: call send_weights() again once the cause is gone"
+        )
+        self.epoch = epoch
+        self.reason = reason
+
+
+class TrainerStateError(RdtTrainerError):
+    """A trainer was used before init(), after close(), or by two threads at once."""

@@ -1,0 +1,128 @@
+"""A client of ``vllm serve`` over its HTTP routes."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Self
+
+import httpx
+
+from rdt_trainer.client import PauseMode
+from rdt_trainer.errors import ClientError
+
+__all__ = ["HttpClient"]
+
+MAX_SERVER_TEXT_CHARS = 4000
+
+
+class HttpClient:
+    """Drives one ``vllm serve``; the server must run with ``VLLM_SERVER_DEV_MODE=1``.
+
+    Args:
+        base_url: scheme, host and port, such as ``http://localhost:8000``.
+        api_key: sent as a bearer token where the server wants one.
+        timeout_seconds: how long one call may take.
+        connect_timeout_seconds: how long the server may take to accept a connection.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        timeout_seconds: float = 300.0,
+        connect_timeout_seconds: float = 10.0,
+    ) -> None:
+        self.name = base_url.rstrip("/")
+        self._timeout_seconds = timeout_seconds
+        self._http = httpx.Client(
+            base_url=self.name,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
+            timeout=httpx.Timeout(timeout_seconds, connect=connect_timeout_seconds),
+        )
+
+    def init(self, init_info: Mapping[str, Any]) -> None:
+        self._post("/init_weight_transfer_engine", {"init_info": dict(init_info)})
+
+    def start(self) -> None:
+        self._post("/start_weight_update")
+
+    def update(self, update_info: Mapping[str, Any]) -> None:
+        self._post("/update_weights", {"update_info": dict(update_info)})
+
+    def finish(self, weight_version: str | None = None) -> None:
+        body = None if weight_version is None else {"weight_version": weight_version}
+        self._post("/finish_weight_update", body)
+
+    def pause(self, mode: PauseMode = "abort") -> None:
+        self._post("/pause", params={"mode": mode})
+
+    def resume(self) -> None:
+        self._post("/resume")
+
+    def reset_prefix_cache(self) -> None:
+        answer = self._post("/reset_prefix_cache")
+        if isinstance(answer, dict) and answer.get("success") is False:
+            raise ClientError(
+                f"{self.name}/reset_prefix_cache: the server still holds cached blocks: expected "
+                "no running requests; pause with mode 'abort' or 'wait' first",
+                server_text=json.dumps(answer),
+            )
+
+    def shutdown(self) -> None:
+        self._post("/shutdown_weight_transfer_engine")
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _post(self, route: str, body: Any = None, params: Mapping[str, str] | None = None) -> Any:
+        where = f"POST {self.name}{route}"
+        try:
+            response = self._http.post(route, json=body, params=params)
+        except httpx.TimeoutException as error:
+            raise ClientError(
+                f"{where}: no answer within {self._timeout_seconds:g} seconds "
+                f"({type(error).__name__}); raise timeout_seconds if the server is only slow",
+                server_text=str(error),
+            ) from error
+        except httpx.HTTPError as error:
+            raise ClientError(
+                f"{where}: {type(error).__name__}: {error}", server_text=str(error)
+            ) from error
+        if response.is_success:
+            return _json_or_none(response)
+        text = _server_text(response)
+        remedy = ""
+        if response.status_code == httpx.codes.NOT_FOUND:
+            remedy = "; the route exists only where the server runs with VLLM_SERVER_DEV_MODE=1"
+        raise ClientError(
+            f"{where}: HTTP {response.status_code}: {text}{remedy}",
+            server_text=text,
+            status=response.status_code,
+        )
+
+
+def _json_or_none(response: httpx.Response) -> Any:
+    try:
+        return response.json()
+    except ValueError:
+        return None
+
+
+def _server_text(response: httpx.Response) -> str:
+    """The error's own words, from each of the bodies a server answers with."""
+    body = _json_or_none(response)
+    found: Any = body
+    if isinstance(body, dict):
+        found = body.get("error", body.get("detail", body))
+        if isinstance(found, dict):
+            found = found.get("message", found)
+    if found is None:
+        found = response.text or response.reason_phrase
+    text = found if isinstance(found, str) else json.dumps(found)
+    return text[:MAX_SERVER_TEXT_CHARS]

@@ -1,0 +1,109 @@
+"""A client of engines that live in Ray actors."""
+
+import time
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from rdt_trainer.client import PauseMode
+from rdt_trainer.errors import ClientError, SettingsError
+
+__all__ = ["RayClient"]
+
+
+class RayClient:
+    """Drives the actors of one deployment (vLLM's ``LLM`` or ``AsyncLLM`` as actors) as one unit.
+
+    Every call goes to all handles at once; the first error is raised without waiting for the
+    rest. Requests travel as objects with an ``init_info`` or ``update_info`` attribute, which
+    both engine classes accept. Ray must be initialised in this process.
+
+    Args:
+        handles: one actor handle, or those of one deployment.
+        timeout_seconds: how long one call may take.
+    """
+
+    def __init__(self, handles: Any | Sequence[Any], *, timeout_seconds: float = 300.0) -> None:
+        self._handles = list(handles) if isinstance(handles, Sequence) else [handles]
+        if not self._handles:
+            raise SettingsError("RayClient got no actor handle: expected at least one")
+        self._timeout_seconds = timeout_seconds
+        self.name = ", ".join(str(handle) for handle in self._handles)
+
+    def init(self, init_info: Mapping[str, Any]) -> None:
+        self._call("init_weight_transfer_engine", SimpleNamespace(init_info=dict(init_info)))
+
+    def start(self) -> None:
+        self._call("start_weight_update")
+
+    def update(self, update_info: Mapping[str, Any]) -> None:
+        self._call("update_weights", SimpleNamespace(update_info=dict(update_info)))
+
+    def finish(self, weight_version: str | None = None) -> None:
+        self._call("finish_weight_update", weight_version)
+
+    def pause(self, mode: PauseMode = "abort") -> None:
+        if self._has("pause_generation"):
+            self._call("pause_generation", mode=mode)
+        else:
+            self._call("sleep", 0, mode)
+
+    def resume(self) -> None:
+        if self._has("resume_generation"):
+            self._call("resume_generation")
+        else:
+            self._call("wake_up", ["scheduling"])
+
+    def reset_prefix_cache(self) -> None:
+        if False in self._call("reset_prefix_cache"):
+            raise ClientError(
+                f"{self.name}.reset_prefix_cache: an engine still holds cached blocks: expected "
+                "no unfinished requests; pause with mode 'abort' or 'wait' first",
+                server_text="False",
+            )
+
+    def shutdown(self) -> None:
+        self._call("shutdown_weight_transfer_engine")
+
+    def close(self) -> None:
+        """Nothing to release: the actors are the caller's."""
+
+    def _has(self, method: str) -> bool:
+        return all(hasattr(handle, method) for handle in self._handles)
+
+    def _call(self, method: str, *arguments: Any, **options: Any) -> list[Any]:
+        """Every handle's answer, in the order of the handles."""
+        import ray
+        from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+        if not self._has(method):
+            raise ClientError(
+                f"{self.name} has no {method}: expected actors with the methods of vLLM's LLM or "
+                "AsyncLLM 0.32 or later",
+                server_text=f"no method {method}",
+            )
+        deadline = time.monotonic() + self._timeout_seconds
+        references = [
+            getattr(handle, method).remote(*arguments, **options) for handle in self._handles
+        ]
+        pending = list(references)
+        try:
+            while pending:
+                left = deadline - time.monotonic()
+                done, pending = ray.wait(pending, num_returns=1, timeout=max(left, 0.0))
+                if not done:
+                    raise GetTimeoutError(f"{len(pending)} of {len(references)} did not answer")
+                ray.get(done)
+            return ray.get(references)
+        except GetTimeoutError as error:
+            raise ClientError(
+                f"{self.name}.{method}: no answer within {self._timeout_seconds:g} seconds: "
+                f"{error}; raise timeout_seconds if the engine is only slow",
+                server_text=str(error),
+            ) from error
+        except RayTaskError as error:
+            text = f"{type(error.cause).__name__}: {error.cause}"
+            raise ClientError(f"{self.name}.{method}: {text}", server_text=text) from error
+        except RayError as error:
+            text = f"{type(error).__name__}: {error}"
+            raise ClientError(f"{self.name}.{method}: {text}", server_text=text) from error

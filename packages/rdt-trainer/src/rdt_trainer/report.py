@@ -1,0 +1,30 @@
+"""What one sync did and where its time went."""
+
+from dataclasses import dataclass
+
+__all__ = ["SyncReport"]
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """One complete sync, as one trainer rank saw it; times are wall seconds of its caller.
+
+    Attributes:
+        epoch: its number.
+        num_bytes: what this rank gathered and offered; what was pulled is the workers' to tell.
+        begin_seconds: agreeing on the epoch with the other ranks and the consumers.
+        gather_seconds: inside the source.
+        publish_seconds: waiting for credit, so for consumers to pull earlier groups.
+        wait_seconds: after the last group, until nobody reads the sources any more.
+        finish_seconds: after that, until every server had installed the weights.
+        total_seconds: all of it.
+    """
+
+    epoch: int
+    num_bytes: int
+    begin_seconds: float
+    gather_seconds: float
+    publish_seconds: float
+    wait_seconds: float
+    finish_seconds: float
+    total_seconds: float

@@ -1,0 +1,264 @@
+"""One epoch on one trainer rank: gathers, publishes, drives the servers, and ends alike everywhere.
+
+Decisions are `SyncState`'s; this file carries them out. The caller's thread runs `run`; failures
+also arrive from the client threads and from the rendezvous.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from rdt_plan import EpochRecord, Manifest
+from rdt_trainer.collector import GroupCollector
+from rdt_trainer.control import Control
+from rdt_trainer.errors import ClientError, SourceError, SyncFailedError
+from rdt_trainer.numbering import EpochNumbering
+from rdt_trainer.report import SyncReport
+from rdt_trainer.source import NamedTensors
+from rdt_trainer.sync_state import Cause, Consequence, Stage, SyncState
+from rdt_transport.errors import RdtTransportError, SyncAbortedError
+from rdt_transport.producer import Producer
+from rdt_transport.rendezvous import (
+    ConnectionLost,
+    ConsumerDropped,
+    EpochFailed,
+    RendezvousClient,
+    RendezvousEvent,
+)
+
+__all__ = ["Sync"]
+
+_logger = logging.getLogger(__name__)
+
+LAST_WORDS_SECONDS = 2.0  # for servers to say what they know of a failure; the next sync waits on
+
+
+class Sync:
+    """An epoch that is being sent.
+
+    Args:
+        numbering: which epoch this is; kept in step.
+        rank: this trainer rank.
+        manifest: what the source declared.
+        iter_full: starts a pass over the source.
+        producer: serves the groups.
+        rendezvous: told of failures; asked whether all workers have committed.
+        control: drives the servers; None on ranks other than 0.
+        timeout_seconds: of each single wait; longer than a whole sync takes.
+    """
+
+    def __init__(
+        self,
+        numbering: EpochNumbering,
+        *,
+        rank: int,
+        manifest: Manifest,
+        iter_full: Callable[[], NamedTensors],
+        producer: Producer,
+        rendezvous: RendezvousClient,
+        control: Control | None,
+        timeout_seconds: float,
+    ) -> None:
+        self.epoch = numbering.next
+        self.record: EpochRecord | None = None
+        self._numbering = numbering
+        self._rank = rank
+        self._manifest = manifest
+        self._iter_full = iter_full
+        self._producer = producer
+        self._rendezvous = rendezvous
+        self._control = control
+        self._timeout_seconds = timeout_seconds
+        self._state = SyncState()
+        self._lock = threading.Lock()
+        self._clients_left = control.num_clients if control else 0
+        self._ended = threading.Event()  # every client is done, or something failed
+        self._consequence: Consequence | None = None
+        self._later: list[BaseException] = []
+        self._tensors: NamedTensors | None = None
+        self._num_bytes = 0
+        self._doing = Cause.BEGIN
+        self._started = time.perf_counter()
+        self._seconds = dict.fromkeys(("begin", "gather", "publish", "wait", "finish"), 0.0)
+
+    # ---- the caller's thread -----------------------------------------------------------------
+
+    def run(self, weight_version: str | None) -> SyncReport:
+        """Send the source's weights; raises as `RdtTrainer.send_weights` says."""
+        try:
+            self._send(weight_version)
+        except BaseException as error:
+            self._fail(self._cause_of(error), error)
+        if self._state.failure is not None:
+            self._give_up()
+        seconds = {f"{name}_seconds": spent for name, spent in self._seconds.items()}
+        total = time.perf_counter() - self._started
+        return SyncReport(self.epoch, self._num_bytes, total_seconds=total, **seconds)
+
+    def _send(self, weight_version: str | None) -> None:
+        producer, timeout_seconds = self._producer, self._timeout_seconds
+        with self._step("begin", Cause.BEGIN):
+            self.record = self._numbering.begin(self._open_epoch)
+            producer.begin(self.record)
+            self._advance(Stage.GATHER)
+        if self._control is not None:
+            update_info = {"session": self.record.session, "epoch": self.epoch}
+            version = str(self.epoch) if weight_version is None else weight_version
+            self._control.sync(update_info, version, self._on_client_end)
+        with self._step("gather", Cause.SOURCE_RAISED):
+            self._tensors = iter(self._iter_full())
+        collector = GroupCollector(self._manifest, self._rank, self._tensors)
+        for group in producer.groups:
+            with self._step("publish", Cause.PRODUCER):
+                producer.wait_for_credit(timeout_seconds)
+            with self._step("gather", Cause.SOURCE_RAISED):
+                tensors = collector.collect(group)
+            with self._step("publish", Cause.PRODUCER):
+                producer.publish(group, tensors, timeout_seconds)
+            self._num_bytes += sum(self._manifest.param(name).num_bytes for name in tensors)
+            del tensors  # the producer's until the group is released, and nobody's after
+            self._raise_failure()
+        with self._step("gather", Cause.SOURCE_RAISED):
+            collector.finish()
+        self._advance(Stage.WAIT)
+        with self._step("wait", Cause.PRODUCER):
+            producer.finish(timeout_seconds)
+        self._advance(Stage.FINISH)
+        with self._step("finish", Cause.CLIENT if self._control else Cause.PRODUCER):
+            self._await_commit()
+        self._advance(Stage.DONE)
+
+    def _open_epoch(self, epoch: int) -> EpochRecord:
+        self.epoch = epoch
+        return self._rendezvous.begin(self._rank, epoch, self._timeout_seconds)
+
+    def _await_commit(self) -> None:
+        if self._control is None:
+            self._rendezvous.await_close(self.epoch, self._timeout_seconds)
+        elif not self._ended.wait(self._timeout_seconds):
+            raise ClientError(
+                f"waited {self._timeout_seconds:g} seconds for the end of finish() on "
+                f"{', '.join(self._control.busy())}; raise timeout_seconds if it is only slow",
+                server_text="",
+            )
+
+    @contextmanager
+    def _step(self, name: str, cause: Cause) -> Generator[None]:
+        """Time is spent on ``name``; what is raised within is of ``cause``."""
+        self._doing = cause
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] += time.perf_counter() - started
+
+    def _advance(self, stage: Stage) -> None:
+        with self._lock:
+            self._state.advance(stage)
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        failure = self._state.failure
+        if failure is not None:
+            raise failure.error
+
+    def _cause_of(self, error: BaseException) -> Cause:
+        if not isinstance(error, Exception):
+            return Cause.INTERRUPT
+        if self._doing is Cause.SOURCE_RAISED and isinstance(error, SourceError):
+            return Cause.SOURCE_MISMATCH
+        return self._doing
+
+    # ---- failures, from any thread -----------------------------------------------------------
+
+    def on_event(self, event: RendezvousEvent) -> None:
+        """React to a push of the rendezvous."""
+        match event:
+            case EpochFailed(epoch, reason) if epoch == self.epoch:
+                self._fail(Cause.PEER, SyncAbortedError(reason))
+            case ConsumerDropped(consumer, incarnation, reason):
+                live = self.record.live if self.record else ()
+                if (consumer, incarnation) in live:
+                    reason = f"consumer {consumer} was dropped: {reason}"
+                    self._fail(Cause.CONSUMER, SyncAbortedError(reason))
+            case ConnectionLost(reason):
+                reason = f"the rendezvous is gone: {reason}; close this trainer, make a new one"
+                self._fail(Cause.CONNECTION, SyncAbortedError(reason))
+            case _:
+                pass
+
+    def _on_client_end(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._fail(Cause.CLIENT, error)
+            return
+        with self._lock:
+            self._clients_left -= 1
+            if self._clients_left == 0:
+                self._ended.set()
+
+    def _fail(self, cause: Cause, error: BaseException) -> None:
+        with self._lock:
+            consequence = self._state.fail(cause, error)
+            if consequence is None:
+                self._later.append(error)
+                return
+            self._consequence = consequence
+        self._ended.set()
+        if consequence.stop:
+            self._producer.fail(_as_exception(error))
+        if consequence.tell:
+            reason = f"trainer rank {self._rank}: {_as_exception(error)}"
+            try:
+                self._rendezvous.fail(self.epoch, reason)
+            except RdtTransportError as problem:
+                _logger.info("epoch %d could not be failed: %s", self.epoch, problem)
+
+    def _give_up(self) -> None:
+        """Leave nothing behind that reads the sources or calls a server, then raise."""
+        failure, consequence = self._state.failure, self._consequence
+        assert failure is not None and consequence is not None
+        error = failure.error
+        notes = []
+        if self.record is not None:
+            try:
+                self._producer.abort(_as_exception(error))
+            except RdtTransportError as problem:
+                notes.append(str(problem))
+        if consequence.discard:
+            self._discard()
+        if self._control is not None:
+            if failure.cause is not Cause.INTERRUPT:
+                self._control.wait(LAST_WORDS_SECONDS)
+            notes += [f"{name} is still in a call" for name in self._control.busy()]
+        later = [e for e in self._later if isinstance(e, ClientError) and e is not error]
+        notes += [str(e) for e in later]
+        raised = self._outcome(failure.cause, error)
+        for note in notes:
+            raised.add_note(note)
+        if raised is error:
+            raise raised
+        raise raised from error
+
+    def _outcome(self, cause: Cause, error: BaseException) -> BaseException:
+        if cause in (Cause.SOURCE_MISMATCH, Cause.INTERRUPT):
+            return error
+        if cause is Cause.SOURCE_RAISED:
+            return SourceError(
+                f"rank {self._rank}: the source raised {type(error).__name__}: {error}"
+            )
+        return SyncFailedError(self.epoch, str(error))
+
+    def _discard(self) -> None:
+        """Iterate what is left of the pass, so that every rank runs the same collectives."""
+        try:
+            for _ in self._iter_full() if self._tensors is None else self._tensors:
+                pass
+        except Exception:
+            _logger.warning("the source raised while its pass was discarded", exc_info=True)
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """An interrupt is the caller's alone: other threads and ranks only learn that one came."""
+    return error if isinstance(error, Exception) else SyncAbortedError(type(error).__name__)

@@ -1,0 +1,116 @@
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from rdt_trainer.control import Control
+from rdt_trainer.errors import ClientError
+
+
+class Deployment:
+    """Records its calls; ``during`` is called with each one's name and may raise or wait."""
+
+    def __init__(self, during: Callable[[str], None] = lambda call: None) -> None:
+        self.name = "deployment"
+        self.calls: list[tuple] = []
+        self._during = during
+
+    def _call(self, name: str, *arguments: object) -> None:
+        self.calls.append((name, *arguments))
+        self._during(name)
+
+    def init(self, init_info):
+        self._call("init", init_info)
+
+    def start(self):
+        self._call("start")
+
+    def update(self, update_info):
+        self._call("update", update_info)
+
+    def finish(self, weight_version=None):
+        self._call("finish", weight_version)
+
+    def shutdown(self):
+        self._call("shutdown")
+
+
+def failing_in(name: str) -> Callable[[str], None]:
+    def during(call: str) -> None:
+        if call == name:
+            raise ClientError(f"{name}: HTTP 500: out of memory", server_text="out of memory")
+
+    return during
+
+
+def waiting_in(name: str, call: str, release: threading.Event) -> None:
+    if call == name:
+        release.wait(30)
+
+
+class Ends:
+    def __init__(self) -> None:
+        self.errors: list[BaseException | None] = []
+
+    def __call__(self, error: BaseException | None) -> None:
+        self.errors.append(error)
+
+
+def test_every_client_is_driven_through_one_update():
+    clients, ends = [Deployment(), Deployment()], Ends()
+    control = Control(clients)
+    control.init([{"replica": 0}, {"replica": 1}])
+    control.sync({"epoch": 4}, "4", ends)
+    assert control.wait(10)
+    assert control.close(10) == []
+    assert ends.errors == [None, None]
+    for replica, client in enumerate(clients):
+        assert client.calls == [
+            ("init", {"replica": replica}),
+            ("start",),
+            ("update", {"epoch": 4}),
+            ("finish", "4"),
+            ("shutdown",),
+        ]
+
+
+@pytest.mark.parametrize("call", ["start", "update", "finish"])
+def test_an_error_ends_that_clients_update(call):
+    client, ends = Deployment(failing_in(call)), Ends()
+    control = Control([client])
+    control.sync({}, None, ends)
+    assert control.wait(10)
+    (error,) = ends.errors
+    assert error.server_text == "out of memory"
+    assert client.calls[-1][0] == call
+    control.close(10)
+
+
+def test_init_raises_the_first_error_without_waiting_for_the_others():
+    release = threading.Event()
+    slow = Deployment(lambda call: waiting_in("init", call, release))
+    control = Control([slow, Deployment(failing_in("init"))])
+    try:
+        with pytest.raises(ClientError, match="out of memory"):
+            control.init([{}, {}])
+        assert control.busy() == ["replica 0 (deployment)"]
+    finally:
+        release.set()
+        assert control.close(30) == []
+
+
+def test_a_client_that_does_not_return_is_named_and_not_waited_for():
+    release = threading.Event()
+    control = Control([Deployment(lambda call: waiting_in("start", call, release))])
+    try:
+        control.sync({}, None, Ends())
+        assert not control.wait(0.01)
+        assert control.close(0.01) == ["replica 0 (deployment) is still in a call"]
+    finally:
+        release.set()
+        assert control.wait(30)
+
+
+def test_a_client_that_cannot_detach_is_reported():
+    control = Control([Deployment(failing_in("shutdown"))])
+    assert control.close(10) == ["shutdown: HTTP 500: out of memory"]

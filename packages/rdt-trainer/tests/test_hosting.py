@@ -1,0 +1,83 @@
+import pytest
+import torch
+
+from rdt_trainer.errors import SettingsError, TrainerStateError
+from rdt_trainer.hosting import Hosting
+from rdt_transport.errors import RendezvousError
+from rdt_transport.rendezvous import JobSettings, RendezvousAddress, RendezvousClient
+
+ALONE, PAIR = JobSettings(num_producers=1), JobSettings(num_producers=2)
+GIVEN = RendezvousAddress("h", 1, "j", "t")
+
+
+def hosting(rank=0, settings=ALONE, given=None, **options) -> Hosting:
+    return Hosting(
+        rank, settings, given, **{"ray": None, "job": None, "host": "127.0.0.1", **options}
+    )
+
+
+def test_rank_0_hosts_until_closed():
+    host = hosting(job="mine")
+    with pytest.raises(TrainerStateError, match="call init"):
+        _ = host.address
+    address = host.open()
+    assert address.job == "mine"
+    assert host.open() == address
+    with RendezvousClient(address) as client:
+        assert client.subscriptions(10) == []
+    host.close()
+    host.close()
+    with pytest.raises(RendezvousError):
+        RendezvousClient(address)
+
+
+def test_every_job_has_a_name_and_a_token_of_its_own():
+    first, second = hosting(), hosting()
+    try:
+        one, other = first.open(), second.open()
+        assert one.job != other.job
+        assert one.token != other.token
+        assert len(one.token) >= 32
+    finally:
+        first.close()
+        second.close()
+
+
+def test_a_given_address_is_taken_and_left_alone():
+    host = hosting(rank=1, settings=PAIR, given=GIVEN)
+    assert host.open() is GIVEN
+    host.close()
+    assert host.address is GIVEN
+
+
+def test_an_address_and_ray_exclude_each_other():
+    with pytest.raises(SettingsError, match="both rendezvous= and ray="):
+        hosting(given=GIVEN, ray="auto")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_several_ranks_need_a_way_to_share_the_address(rank):
+    with pytest.raises(SettingsError, match=f"rank {rank} of 2 cannot learn.*host_local"):
+        hosting(rank=rank, settings=PAIR).open()
+
+
+def test_rank_0_tells_the_others_over_torch_distributed(tmp_path):
+    import torch.multiprocessing as mp
+
+    mp.spawn(_open_as_rank, args=(f"file://{tmp_path}/store", str(tmp_path)), nprocs=2)
+    assert (tmp_path / "rank0").read_text() == (tmp_path / "rank1").read_text()
+
+
+def _open_as_rank(rank: int, init_method: str, folder: str) -> None:
+    torch.distributed.init_process_group("gloo", init_method=init_method, rank=rank, world_size=2)
+    host = hosting(rank=rank, settings=PAIR)
+    try:
+        address = host.open()
+        with RendezvousClient(address) as client:
+            assert client.subscriptions(10) == []
+        with open(f"{folder}/rank{rank}", "w") as file:
+            file.write(f"{address} {address.token}")
+        torch.distributed.barrier()
+    finally:
+        host.close()
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,141 @@
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from rdt_trainer.errors import ClientError
+from rdt_trainer.http_client import HttpClient
+
+ENGINE_ERROR = {
+    "error": {"message": "worker 0: chunk 3 torn", "type": "InternalServerError", "code": 500}
+}
+
+
+class Server(ThreadingHTTPServer):
+    """Answers with what was set for a route (status, body), and remembers what it was asked."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[tuple[str, object, str | None]] = []
+        self.answers: dict[str, tuple[int, str]] = {}
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.asked.append(
+            (self.path, json.loads(body) if body else None, self.headers.get("Authorization"))
+        )
+        self.server.may_answer.wait(10)
+        route = self.path.partition("?")[0]
+        status, text = self.server.answers.get(route, (200, '{"message": "ok"}'))
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield server
+    server.may_answer.set()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_every_call_has_the_route_and_body_of_vllm(server):
+    with HttpClient(server.url + "/", api_key="secret") as client:
+        client.init({"address": "h:1", "replica": 0})
+        client.pause()
+        client.start()
+        client.update({"session": "ab", "epoch": 7})
+        client.finish("7")
+        client.finish()
+        client.reset_prefix_cache()
+        client.resume()
+        client.shutdown()
+    assert [(path, body) for path, body, _ in server.asked] == [
+        ("/init_weight_transfer_engine", {"init_info": {"address": "h:1", "replica": 0}}),
+        ("/pause?mode=abort", None),
+        ("/start_weight_update", None),
+        ("/update_weights", {"update_info": {"session": "ab", "epoch": 7}}),
+        ("/finish_weight_update", {"weight_version": "7"}),
+        ("/finish_weight_update", None),
+        ("/reset_prefix_cache", None),
+        ("/resume", None),
+        ("/shutdown_weight_transfer_engine", None),
+    ]
+    assert {key for _, _, key in server.asked} == {"Bearer secret"}
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (json.dumps(ENGINE_ERROR), "worker 0: chunk 3 torn"),
+        ('{"error": "Failed to pause generation: busy"}', "Failed to pause generation: busy"),
+        ('{"detail": "Request body must be a JSON object"}', "Request body must be a JSON object"),
+        ('{"detail": [{"loc": ["body"]}]}', '[{"loc": ["body"]}]'),
+        ("Internal Server Error", "Internal Server Error"),
+        ("", "Internal Server Error"),
+    ],
+)
+def test_errors_carry_the_servers_words(server, body, text):
+    server.answers["/update_weights"] = (500, body)
+    with HttpClient(server.url) as client, pytest.raises(ClientError) as caught:
+        client.update({})
+    assert caught.value.server_text == text
+    assert caught.value.status == 500
+    assert str(caught.value) == f"POST {server.url}/update_weights: HTTP 500: {text}"
+
+
+def test_missing_route_names_the_remedy(server):
+    server.answers["/start_weight_update"] = (404, '{"error": {"message": "Not Found"}}')
+    with HttpClient(server.url) as client, pytest.raises(ClientError, match="VLLM_SERVER_DEV_MODE"):
+        client.start()
+
+
+def test_cache_that_could_not_be_reset_is_an_error(server):
+    server.answers["/reset_prefix_cache"] = (200, '{"success": false}')
+    with HttpClient(server.url) as client, pytest.raises(ClientError, match="still holds"):
+        client.reset_prefix_cache()
+
+
+def test_call_has_a_deadline(server):
+    server.may_answer.clear()
+    with HttpClient(server.url, timeout_seconds=0.2) as client:
+        with pytest.raises(ClientError, match=r"/finish_weight_update: no answer within 0\.2 sec"):
+            client.finish()
+
+
+def test_unreachable_server_is_named():
+    with HttpClient("http://127.0.0.1:9", timeout_seconds=5) as client:
+        with pytest.raises(ClientError, match=r"POST http://127\.0\.0\.1:9/start.*ConnectError"):
+            client.start()
+
+
+def test_server_that_dies_during_a_call_is_an_error_not_a_wait(server):
+    def hang_up(handler: Handler) -> None:
+        handler.connection.close()
+
+    original, Handler.do_POST = Handler.do_POST, hang_up
+    try:
+        with HttpClient(server.url, timeout_seconds=30) as client:
+            with pytest.raises(ClientError, match=r"ReadError|RemoteProtocolError"):
+                client.finish()
+    finally:
+        Handler.do_POST = original

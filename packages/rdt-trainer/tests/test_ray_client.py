@@ -1,0 +1,151 @@
+import pytest
+import ray
+
+from rdt_trainer.errors import ClientError, SettingsError
+from rdt_trainer.ray_client import RayClient
+
+
+class Engine:
+    """An actor with the methods of vLLM's AsyncLLM, which takes requests by attribute."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []
+        self.cache_is_free = True
+
+    async def init_weight_transfer_engine(self, request):
+        self.calls.append(("init", request.init_info))
+
+    async def start_weight_update(self):
+        self.calls.append(("start",))
+
+    async def update_weights(self, request):
+        if request.update_info["epoch"] < 0:
+            raise ValueError("epoch -1 is not open")
+        self.calls.append(("update", request.update_info))
+
+    async def finish_weight_update(self, weight_version=None):
+        if weight_version == "never":
+            import asyncio
+
+            await asyncio.sleep(60)
+        self.calls.append(("finish", weight_version))
+
+    async def reset_prefix_cache(self, reset_running_requests=False, reset_connector=False):
+        return self.cache_is_free
+
+    def asked(self):
+        return self.calls
+
+    def hold_cache(self):
+        self.cache_is_free = False
+
+
+class Generator(Engine):
+    """AsyncLLM, which can pause."""
+
+    async def pause_generation(self, *, mode="abort", clear_cache=True):
+        self.calls.append(("pause", mode))
+
+    async def resume_generation(self):
+        self.calls.append(("resume",))
+
+
+class Sleeper(Engine):
+    """LLM, which sleeps instead."""
+
+    async def sleep(self, level=1, mode="abort"):
+        self.calls.append(("sleep", level, mode))
+
+    async def wake_up(self, tags=None):
+        self.calls.append(("wake_up", tags))
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def actors(cluster):
+    """Makes actors that need no cpu, so that several fit; they end with the test."""
+    made = []
+
+    def make(cls):
+        made.append(ray.remote(num_cpus=0)(cls).remote())
+        return made[-1]
+
+    yield make
+    for actor in made:
+        ray.kill(actor)
+
+
+def test_every_call_reaches_every_handle(actors):
+    handles = [actors(Generator), actors(Generator)]
+    client = RayClient(handles, timeout_seconds=60)
+    client.init({"job": "j"})
+    client.pause("wait")
+    client.start()
+    client.update({"epoch": 3})
+    client.finish("3")
+    client.reset_prefix_cache()
+    client.resume()
+    client.close()
+    for handle in handles:
+        assert ray.get(handle.asked.remote()) == [
+            ("init", {"job": "j"}),
+            ("pause", "wait"),
+            ("start",),
+            ("update", {"epoch": 3}),
+            ("finish", "3"),
+            ("resume",),
+        ]
+
+
+def test_engine_that_cannot_pause_sleeps(actors):
+    handle = actors(Sleeper)
+    client = RayClient(handle, timeout_seconds=60)
+    client.pause()
+    client.resume()
+    calls = ray.get(handle.asked.remote())
+    assert calls == [("sleep", 0, "abort"), ("wake_up", ["scheduling"])]
+
+
+def test_engine_errors_carry_the_actors_words(actors):
+    client = RayClient(actors(Generator), timeout_seconds=60)
+    with pytest.raises(ClientError, match="update_weights: ValueError: epoch -1") as caught:
+        client.update({"epoch": -1})
+    assert caught.value.server_text == "ValueError: epoch -1 is not open"
+
+
+def test_error_of_one_handle_does_not_wait_for_the_others(actors):
+    busy, dead = actors(Generator), actors(Generator)
+    ray.get(dead.asked.remote())
+    client = RayClient([busy, dead], timeout_seconds=50)
+    ray.kill(dead)
+    with pytest.raises(ClientError, match="finish_weight_update: ActorDiedError"):
+        client.finish("never")
+
+
+def test_call_has_a_deadline(actors):
+    client = RayClient(actors(Generator), timeout_seconds=0.5)
+    with pytest.raises(ClientError, match=r"no answer within 0\.5 seconds"):
+        client.finish("never")
+
+
+def test_held_cache_is_an_error(actors):
+    handle = actors(Generator)
+    ray.get(handle.hold_cache.remote())
+    with pytest.raises(ClientError, match="still holds cached blocks"):
+        RayClient(handle, timeout_seconds=60).reset_prefix_cache()
+
+
+def test_missing_method_names_what_was_expected(actors):
+    with pytest.raises(ClientError, match="has no shutdown_weight_transfer_engine: expected"):
+        RayClient(actors(Generator)).shutdown()
+
+
+def test_no_handle_is_refused():
+    with pytest.raises(SettingsError, match="no actor handle"):
+        RayClient([])

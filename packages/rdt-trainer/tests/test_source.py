@@ -1,0 +1,165 @@
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pytest
+import torch
+
+from rdt_plan.manifest import ParamMeta
+from rdt_trainer.errors import SourceError
+from rdt_trainer.source import SourceMeta, adapt
+
+A, B = torch.arange(6.0).reshape(2, 3), torch.ones(4, dtype=torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class ForeignMeta:
+    """The fields of vLLM's own ParamMeta."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    owners: tuple[int, ...] | None = None
+    mesh_shape: tuple[int, ...] | None = None
+    placements: tuple[Any, ...] | None = None
+
+
+class NewerSource:
+    """In the shape of 0.33: metadata is a property, and every mode is declared."""
+
+    def __init__(self, owners: tuple[int, ...] | None = None, full: bool = True) -> None:
+        self._owners, self._full = owners, full
+
+    @cached_property
+    def metadata(self):
+        return [
+            ForeignMeta("a", A.dtype, tuple(A.shape), self._owners),
+            ForeignMeta("b", B.dtype, tuple(B.shape)),
+        ]
+
+    def implements_iter_full(self):
+        return self._full
+
+    def iter_full(self):
+        yield from (("a", A), ("b", B))
+
+    def iter_local(self):
+        yield from (("a", A), ("b", B))
+
+
+class OlderSource:
+    """In the shape of 0.32: metadata is a method, held_names speaks of one rank."""
+
+    def __init__(self, held: set[str] | None = None) -> None:
+        self._held = held
+
+    def metadata(self):
+        return [ForeignMeta("a", A.dtype, tuple(A.shape)), ForeignMeta("b", B.dtype, (4,))]
+
+    def held_names(self):
+        return self._held
+
+    def __iter__(self):
+        for name, tensor in (("a", A), ("b", B)):
+            yield name, tensor if self._held is None or name in self._held else None
+
+
+@pytest.mark.parametrize("source", [NewerSource(), OlderSource()])
+def test_both_shapes_are_understood(source):
+    adapted = adapt(source)
+    assert adapted.params == (
+        ParamMeta("a", "float32", (2, 3), (0,)),
+        ParamMeta("b", "bfloat16", (4,), (0,)),
+    )
+    for _ in range(2):  # every pass is a fresh one
+        assert [(n, t.data_ptr()) for n, t in adapted.iter_full()] == [
+            ("a", A.data_ptr()),
+            ("b", B.data_ptr()),
+        ]
+
+
+def test_own_metadata_is_understood():
+    class Source:
+        metadata = (SourceMeta("a", torch.float32, (2, 3)), ParamMeta("b", "bfloat16", (4,), (1,)))
+
+        def iter_full(self):
+            yield "a", A
+
+    assert [p.owners for p in adapt(Source(), num_producers=2).params] == [(0, 1), (1,)]
+
+
+def test_unspecified_owners_are_every_rank_and_given_ones_are_sorted():
+    params = adapt(NewerSource(owners=(2, 0)), num_producers=3).params
+    assert [p.owners for p in params] == [(0, 2), (0, 1, 2)]
+
+
+def test_owner_outside_the_job_is_refused():
+    with pytest.raises(SourceError, match=r"a: owners \(0, 2\).*2 producers.*num_producers"):
+        adapt(NewerSource(owners=(2, 0)), num_producers=2)
+
+
+def test_source_of_local_pieces_only_is_refused_with_the_remedy():
+    with pytest.raises(SourceError, match=r"NewerSource does not implement iter_full.*gather"):
+        adapt(NewerSource(full=False))
+
+
+def test_module_instead_of_a_source_is_refused_with_the_remedy():
+    with pytest.raises(SourceError, match=r"Linear has no metadata.*ModuleSource"):
+        adapt(torch.nn.Linear(2, 2))
+
+
+def test_empty_source_is_refused():
+    class Empty(OlderSource):
+        def metadata(self):
+            return []
+
+    with pytest.raises(SourceError, match=r"Empty\.metadata is empty"):
+        adapt(Empty())
+
+
+def test_held_names_of_all_ranks_become_owners_and_unheld_names_are_skipped():
+    sent = []
+
+    def exchange(mine):
+        sent.append(mine)
+        return [["a", "b"], mine]
+
+    adapted = adapt(OlderSource({"b"}), rank=1, num_producers=2, exchange=exchange)
+    assert sent == [["b"]]
+    assert [(p.name, p.owners) for p in adapted.params] == [("a", (0,)), ("b", (0, 1))]
+    assert [name for name, _ in adapted.iter_full()] == ["b"]
+
+
+def test_name_that_nobody_holds_is_refused():
+    with pytest.raises(SourceError, match="a: no producer holds it"):
+        adapt(OlderSource({"b"}), rank=1, num_producers=2, exchange=lambda mine: [mine, mine])
+
+
+def test_exchange_of_the_wrong_size_is_refused():
+    with pytest.raises(SourceError, match="returned 1 ranks: expected 2"):
+        adapt(OlderSource({"b"}), rank=1, num_producers=2, exchange=lambda mine: [mine])
+
+
+def test_held_names_need_an_exchange():
+    with pytest.raises(SourceError, match=r"rank 1: held_names.*not initialised: pass exchange="):
+        adapt(OlderSource({"b"}), rank=1, num_producers=2)
+
+
+def test_held_names_travel_over_torch_distributed(tmp_path):
+    """Two processes, each holding one name, learn what the other holds."""
+    import torch.multiprocessing as mp
+
+    mp.spawn(_adapt_as_rank, args=(f"file://{tmp_path}/store", str(tmp_path)), nprocs=2)
+    for rank in range(2):
+        owners = (tmp_path / f"rank{rank}").read_text()
+        assert owners == "[('a', (0,)), ('b', (1,))]"
+
+
+def _adapt_as_rank(rank: int, init_method: str, folder: str) -> None:
+    torch.distributed.init_process_group("gloo", init_method=init_method, rank=rank, world_size=2)
+    try:
+        adapted = adapt(OlderSource({"ab"[rank]}), rank=rank, num_producers=2)
+        with open(f"{folder}/rank{rank}", "w") as file:
+            file.write(str([(p.name, p.owners) for p in adapted.params]))
+    finally:
+        torch.distributed.destroy_process_group()

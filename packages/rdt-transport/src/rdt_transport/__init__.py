@@ -1,0 +1,38 @@
+"""Move planned weight chunks between processes over one-sided reads.
+
+`Producer` and `Consumer` are the two ends of a sync; a `ProgressThread` owns the wire of each, and
+they meet at a rendezvous. Importing this package imports torch, and neither NIXL nor Ray.
+"""
+
+from rdt_transport.consumer import Consumer
+from rdt_transport.errors import RdtTransportError
+from rdt_transport.events import Event, Events, HostEvents
+from rdt_transport.memory import Arena
+from rdt_transport.producer import Producer
+from rdt_transport.progress import Endpoint, ProgressThread
+from rdt_transport.pulling import SyncStats
+from rdt_transport.rendezvous import (
+    JobSettings,
+    RendezvousAddress,
+    RendezvousClient,
+    host_local,
+)
+from rdt_transport.wire.base import Wire
+
+__all__ = [
+    "Arena",
+    "Consumer",
+    "Endpoint",
+    "Event",
+    "Events",
+    "HostEvents",
+    "JobSettings",
+    "Producer",
+    "ProgressThread",
+    "RdtTransportError",
+    "RendezvousAddress",
+    "RendezvousClient",
+    "SyncStats",
+    "Wire",
+    "host_local",
+]

@@ -1,0 +1,138 @@
+"""A consumer's attachment to its producers: receive ring, peers, and one prepared read a chunk."""
+
+import time
+import uuid
+
+import torch
+
+from rdt_plan import Chunk, Doorbell, EpochRecord, Kind, Offer, Subscription, SyncPlan
+from rdt_plan.wire import WIRE_VERSION
+from rdt_transport.errors import DisagreementError
+from rdt_transport.memory import Arena
+from rdt_transport.progress import Endpoint, ProgressThread
+from rdt_transport.rendezvous import RendezvousClient
+from rdt_transport.wire.base import PeerAddress, ReadHandle, Region, Wire
+
+__all__ = ["Attachment"]
+
+
+class Attachment:
+    """What stays the same over all epochs of one consumer incarnation.
+
+    ``open`` and ``close`` are called by the consumer's caller; ``post``, ``index`` and ``rank`` on
+    the progress thread.
+    """
+
+    def __init__(
+        self, progress: ProgressThread, plan: SyncPlan, device: torch.device | str = "cpu"
+    ) -> None:
+        self.incarnation = uuid.uuid4().bytes
+        self._progress = progress
+        self._plan = plan
+        self._arena = Arena(plan.num_slots, max(1, plan.receive_slot_bytes), device)
+        self._handles: list[ReadHandle] = []
+        self._index: dict[ReadHandle, int] = {}
+        self._rank: dict[bytes, int] = {}
+        self._producer: dict[int, bytes] = {}
+        self._peers: list[str] = []
+
+    def open(
+        self,
+        endpoint: Endpoint,
+        client: RendezvousClient,
+        num_workers: int,
+        timeout_seconds: float,
+    ) -> None:
+        """Subscribe, meet every owner, prepare the reads, and report ready.
+
+        Raises `RendezvousError` or `WireError` subclasses naming what was waited for.
+        """
+        deadline = time.monotonic() + timeout_seconds
+
+        def left() -> float:
+            return max(0.0, deadline - time.monotonic())
+
+        plan, progress = self._plan, self._progress
+        progress.call(lambda wire: wire.register([self._arena.buffer]), left())
+        address = progress.call(lambda wire: wire.address(), left())
+        subscription = Subscription(
+            consumer=plan.consumer,
+            num_workers=num_workers,
+            incarnation=self.incarnation.hex(),
+            wire_name=address.name,
+            metadata=address.metadata,
+            wire_version=WIRE_VERSION,
+            plan_digest=plan.digest,
+            tables=tuple(plan.table(owner) for owner in plan.owners),
+        )
+        progress.attach(endpoint)
+        client.subscribe(subscription, left())
+        offers = {offer.rank: offer for offer in client.offers(plan.consumer, left())}
+        for offer in offers.values():
+            self._meet(offer, left())
+        progress.call(lambda wire: self._prepare(wire, endpoint, offers), left())
+        client.ready(plan.consumer, self.incarnation.hex())
+
+    def _meet(self, offer: Offer, timeout_seconds: float) -> None:
+        peer = PeerAddress(offer.wire_name, offer.metadata)
+        self._peers.append(peer.name)
+        self._progress.call(lambda wire: wire.connect(peer, timeout_seconds), timeout_seconds)
+        incarnation = bytes.fromhex(offer.producer_incarnation)
+        self._rank[incarnation] = offer.rank
+        self._producer[offer.rank] = incarnation
+
+    def _prepare(self, wire: Wire, endpoint: Endpoint, offers: dict[int, Offer]) -> None:
+        for chunk in self._plan.chunks:
+            offer = offers[chunk.owner]
+            address, slot_bytes, device = offer.slots[chunk.serve.serve_slot]
+            num_bytes = chunk.serve.num_bytes
+            if num_bytes > slot_bytes:
+                raise DisagreementError(
+                    f"producer {chunk.owner} offers serve slots of {slot_bytes} bytes, chunk "
+                    f"{chunk.index} packs {num_bytes}; install one version of rdt on both sides"
+                )
+            local = self._arena.region(chunk.receive_slot)
+            handle = wire.prepare_read(
+                offer.wire_name,
+                Region(local.address, num_bytes, local.device),
+                Region(address, num_bytes, device),
+            )
+            self._progress.own(handle, endpoint)
+            self._index[handle] = chunk.index
+            self._handles.append(handle)
+
+    def post(self, wire: Wire, chunk: Chunk, record: EpochRecord) -> None:
+        """Start reading ``chunk``; its DONE rides the read's own notification."""
+        done = Doorbell(
+            session=bytes.fromhex(record.session),
+            epoch=record.epoch,
+            sender=self.incarnation,
+            receiver=self._producer[chunk.owner],
+            kind=Kind.DONE,
+            seq=chunk.serve.seq,
+        )
+        wire.post(self._handles[chunk.index], done.encode())
+
+    def index(self, handle: ReadHandle) -> int:
+        """The plan index of the chunk that ``handle`` reads."""
+        return self._index[handle]
+
+    def rank(self, incarnation: bytes) -> int | None:
+        """The rank of the producer with that incarnation; None for a stranger."""
+        return self._rank.get(incarnation)
+
+    def packed(self, chunk: Chunk) -> torch.Tensor:
+        """The received bytes of ``chunk``: a view of its receive slot."""
+        return self._arena.slot(chunk.receive_slot)[: chunk.serve.num_bytes]
+
+    def close(self, endpoint: Endpoint) -> None:
+        """Give the handles back, then forget the peers. Nothing may be in flight. Idempotent."""
+
+        def drop(wire: Wire) -> None:
+            while self._handles:
+                wire.release(self._handles.pop())
+            while self._peers:
+                wire.disconnect(self._peers.pop())
+
+        self._progress.call(drop, 10.0)
+        self._progress.detach(endpoint)

@@ -1,0 +1,267 @@
+"""The producer's session: publishes gather groups and serves every consumer's chunks of them.
+
+Three threads, one job each: the caller's publishes and waits; the progress thread drives the open
+epoch; the serving thread packs, and admits consumers between epochs.
+"""
+
+import logging
+import uuid
+from collections.abc import Mapping
+
+import torch
+
+from rdt_plan import (
+    ConsumerId,
+    Doorbell,
+    EpochRecord,
+    Kind,
+    Mailbox,
+    Manifest,
+    ProducerRecord,
+    Verdict,
+    encode_manifest,
+    rank_schedule,
+)
+from rdt_transport.errors import SyncAbortedError, SyncTimeoutError
+from rdt_transport.failures import Failures
+from rdt_transport.pack import check_source
+from rdt_transport.progress import ProgressThread
+from rdt_transport.rendezvous import (
+    ConsumerDropped,
+    ConsumerLeft,
+    JobSettings,
+    RendezvousClient,
+    RendezvousEvent,
+    Subscribed,
+)
+from rdt_transport.serve_rings import Served, ServeRings
+from rdt_transport.serving import Serving
+from rdt_transport.serving_thread import ServingThread
+from rdt_transport.wire.base import ReadDone, ReadFailed, Wire
+
+__all__ = ["Producer"]
+
+_logger = logging.getLogger(__name__)
+
+QUIESCE_TIMEOUT_SECONDS = 60.0  # one pack of the largest chunk ends well within this
+
+
+class Producer:
+    """Serves what trainer rank ``rank`` holds.
+
+    Args:
+        progress: the thread that owns the wire.
+        client: connection to the rendezvous; not owned. Its events must reach `on_event`.
+        rank: this producer's rank among the job's producers.
+        manifest: the whole model.
+        settings: the job's; its lookahead bounds the resident groups to ``lookahead + 1``.
+        device: where the serve slots live.
+    """
+
+    def __init__(
+        self,
+        progress: ProgressThread,
+        client: RendezvousClient,
+        *,
+        rank: int,
+        manifest: Manifest,
+        settings: JobSettings,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.incarnation = uuid.uuid4().bytes
+        self.rank = rank
+        self.groups = rank_schedule(manifest, rank)
+        self._progress = progress
+        self._client = client
+        self._manifest = manifest
+        self._settings = settings
+        self._thread = ServingThread(f"rdt-serve-{rank}", self.fail)
+        self._rings = ServeRings(
+            progress,
+            client,
+            rank=rank,
+            incarnation=self.incarnation,
+            manifest=manifest,
+            device=device,
+        )
+        self._failures = Failures()
+        self._gone: dict[bytes, str] = {}
+        self._mailbox = Mailbox(settings.num_slots)
+        self._serving: Serving | None = None
+        self._addressee: Serving | None = None  # of what the mailbox delivers; they move together
+
+    # ---- the caller's thread ---------------------------------------------------------------
+
+    def open(self, timeout_seconds: float) -> None:
+        """Publish this producer at the rendezvous; consumers are admitted from then on."""
+        address = self._progress.call(lambda wire: wire.address(), timeout_seconds)
+        self._progress.attach(self)
+        self._thread.start()
+        record = ProducerRecord(
+            rank=self.rank,
+            incarnation=self.incarnation.hex(),
+            wire_name=address.name,
+            metadata=address.metadata,
+            manifest_digest=self._manifest.digest,
+        )
+        self._client.publish(record, encode_manifest(self._manifest), timeout_seconds)
+
+    def begin(self, record: EpochRecord) -> None:
+        """Open epoch ``record.epoch`` for its live consumers."""
+        if self.is_busy():
+            raise SyncAbortedError(
+                f"producer {self.rank}: epoch {self._open_epoch().record.epoch} is still open, so "
+                f"epoch {record.epoch} cannot begin: finish it, or abort it, first"
+            )
+        live = {}
+        for consumer, incarnation in record.live:
+            served = self._rings.get(bytes.fromhex(incarnation))
+            if served is not None:
+                live[consumer] = served
+        serving = Serving(
+            record,
+            live,
+            groups=self.groups,
+            lookahead=self._settings.lookahead,
+            rank=self.rank,
+            incarnation=self.incarnation,
+            progress=self._progress,
+            thread=self._thread,
+            on_unreachable=self._unreachable,
+        )
+        self._serving = serving
+        self._thread.set_quiet(serving.settled)
+
+        def open_mailbox(wire: Wire) -> None:
+            self._addressee = serving
+            for doorbell in self._mailbox.open(bytes.fromhex(record.session), record.epoch):
+                self._done(wire, serving, doorbell)
+
+        self._progress.submit(open_mailbox, self)
+        # What the rendezvous told between its answer to `begin` and this call.
+        for consumer, served in live.items():
+            if (reason := self._gone.get(served.incarnation)) is not None:
+                self._drop(consumer, reason)
+        self._heed_failures()
+
+    def wait_for_credit(self, timeout_seconds: float) -> None:
+        """Block until one more group may be resident: call it before gathering the group.
+
+        Raises what ended the epoch, or `SyncTimeoutError` naming whom it waited for.
+        """
+        self._open_epoch().wait_for_credit(timeout_seconds)
+
+    def publish(
+        self, group: int, tensors: Mapping[str, torch.Tensor], timeout_seconds: float
+    ) -> None:
+        """Serve group ``group``: its owned names, whole. Groups follow ``self.groups``.
+
+        The tensors are read until the group is released, and must not change before `finish`
+        returns. Blocks for credit. Raises `SliceError` for a tensor that is not as the manifest
+        says.
+        """
+        serving = self._open_epoch()
+        sources = {
+            name: check_source(self._manifest.param(name), tensor)
+            for name, tensor in tensors.items()
+        }
+        serving.wait_for_credit(timeout_seconds)
+        serving.spend_credit()
+        self._progress.submit(lambda wire: serving.publish(wire, group, sources), self)
+
+    def finish(self, timeout_seconds: float) -> None:
+        """Block until nobody reads the sources any more; raises what ended the epoch."""
+        self._open_epoch().wait_until_settled(timeout_seconds)
+
+    def abort(self, error: BaseException) -> None:
+        """End the epoch with ``error`` and wait until no pack reads the sources; idempotent."""
+        self.fail(error)
+        if not self._open_epoch().wait_for_quiet(QUIESCE_TIMEOUT_SECONDS):
+            raise SyncTimeoutError(
+                f"producer {self.rank}: a pack has not ended {QUIESCE_TIMEOUT_SECONDS:g} s after "
+                "the abort; the sources may still be read"
+            ) from error
+
+    def fail(self, error: BaseException) -> None:
+        """Like `abort`, without waiting (any thread)."""
+        serving = self._serving
+        if serving is not None:
+            self._progress.submit(lambda wire: serving.abort(wire, error), self)
+
+    def close(self) -> None:
+        """Abort an open epoch, stop serving, and leave the progress thread. Idempotent."""
+        if self.is_busy():
+            self.abort(SyncAbortedError(f"producer {self.rank} closes"))
+        self._thread.close(QUIESCE_TIMEOUT_SECONDS)
+        self._progress.detach(self)
+
+    def on_event(self, event: RendezvousEvent) -> None:
+        """React to a push of the rendezvous (any thread)."""
+        self._failures.note(event)
+        self._heed_failures()
+        match event:
+            case Subscribed(subscription):
+                self._thread.run_when_quiet(lambda: self._rings.admit(subscription))
+            case ConsumerDropped(consumer, incarnation, reason):
+                self._lose(consumer, incarnation, reason)
+            case ConsumerLeft(consumer, incarnation):
+                self._lose(consumer, incarnation, "it left")
+            case _:
+                pass
+
+    def _open_epoch(self) -> Serving:
+        if self._serving is None:
+            raise SyncAbortedError(f"producer {self.rank}: no epoch has begun")
+        return self._serving
+
+    def _heed_failures(self) -> None:
+        """A failure may be told before the epoch is begun, or after: both come by here."""
+        if (serving := self._serving) is not None:
+            if (error := self._failures.of(serving.record.epoch)) is not None:
+                self.fail(error)
+
+    def _lose(self, consumer: ConsumerId, incarnation: str, reason: str) -> None:
+        gone = bytes.fromhex(incarnation)
+        self._gone[gone] = reason
+        self._drop(consumer, reason)
+        self._thread.run_when_quiet(lambda: self._rings.dismiss(gone))
+
+    def _drop(self, consumer: ConsumerId, reason: str) -> None:
+        if (serving := self._serving) is not None:
+            self._progress.submit(lambda wire: serving.drop(wire, consumer, reason), self)
+
+    def _unreachable(self, served: Served, reason: str) -> None:
+        _logger.warning("%s: %s", served.consumer, reason)
+        incarnation = served.incarnation.hex()
+        self._thread.run(lambda: self._client.drop(served.consumer, incarnation, reason))
+
+    # ---- the progress thread: an endpoint --------------------------------------------------
+
+    def is_busy(self) -> bool:
+        """True while an epoch is open: the wire is polled eagerly."""
+        return self._serving is not None and not self._serving.settled
+
+    def on_doorbell(self, wire: Wire, sender: str, doorbell: Doorbell) -> None:
+        """A DONE: of this epoch, of the next (kept), or stale (dropped)."""
+        del sender
+        verdict = self._mailbox.accept(doorbell)
+        if doorbell.kind is Kind.DONE and verdict is Verdict.DELIVER and self._addressee:
+            self._done(wire, self._addressee, doorbell)
+
+    def on_read(self, wire: Wire, event: ReadDone | ReadFailed) -> None:
+        """A producer reads nothing."""
+
+    def on_poll(self, wire: Wire) -> None:
+        """Once a loop."""
+        if self._serving is not None:
+            self._serving.poll(wire)
+
+    def on_error(self, error: BaseException) -> None:
+        """A callback raised."""
+        _logger.error("producer %d: %s", self.rank, error, exc_info=error)
+        self.fail(error)
+
+    def _done(self, wire: Wire, serving: Serving, doorbell: Doorbell) -> None:
+        served = self._rings.get(doorbell.sender)
+        if served is not None:
+            serving.done(wire, served.consumer, doorbell.seq)

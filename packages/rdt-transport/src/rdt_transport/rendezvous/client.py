@@ -1,0 +1,212 @@
+"""The rendezvous, as producers and consumers call it."""
+
+from collections.abc import Callable
+from types import TracebackType
+
+from rdt_plan import ConsumerId
+from rdt_plan.records import EpochRecord, JobRecord, Offer, ProducerRecord, Subscription
+from rdt_transport.errors import RendezvousProtocolError
+from rdt_transport.rendezvous._link import Link
+from rdt_transport.rendezvous.address import RendezvousAddress
+from rdt_transport.rendezvous.events import (
+    Announced,
+    ConnectionLost,
+    PushedEvent,
+    RendezvousEvent,
+    Subscribed,
+)
+from rdt_transport.rendezvous.requests import (
+    AwaitClose,
+    Begin,
+    Commit,
+    Drop,
+    Fail,
+    GetEpoch,
+    GetJob,
+    GetOffers,
+    GetSubscription,
+    Leave,
+    ListSubscriptions,
+    MakeOffer,
+    Publish,
+    Ready,
+    Subscribe,
+)
+from rdt_transport.rendezvous.sealed import SealedSubscription
+
+__all__ = ["RendezvousClient"]
+
+CALL_TIMEOUT_SECONDS = 30.0  # of calls that wait for nobody
+
+
+class RendezvousClient:
+    """One process's connection to its job's rendezvous. Blocking, thread-safe.
+
+    The connection carries the lease of whatever was published or subscribed over it: closing it
+    without `leave`, or its process dying, loses those producers and drops those consumers.
+
+    Every call raises `RendezvousTimeoutError` at its deadline, naming what is missing, and
+    `RendezvousLostError` at once when the connection is gone; both are `RendezvousError`. It is
+    never reopened: make a new client, and publish or subscribe as a new incarnation.
+
+    Args:
+        address: where, which job, and the token.
+        on_event: called with each event, in order, on a thread of this client's own; it may call
+            the client, and while it runs no further event is delivered. Exceptions are logged.
+        connect_timeout_seconds: for the connection and the proof of the token.
+
+    Raises:
+        TokenError: this process or the server did not prove the token.
+        VersionMismatchError: the server speaks another version of the protocol.
+        RendezvousLostError: nobody listens there.
+    """
+
+    def __init__(
+        self,
+        address: RendezvousAddress,
+        *,
+        on_event: Callable[[RendezvousEvent], None] | None = None,
+        connect_timeout_seconds: float = CALL_TIMEOUT_SECONDS,
+    ) -> None:
+        self.address = address
+        self._session: str | None = None
+        self._on_event = on_event
+        listen = None if on_event is None else self._listen
+        self._link = Link(address, listen, connect_timeout_seconds)
+
+    def _listen(self, event: PushedEvent | ConnectionLost) -> None:
+        """On the event thread."""
+        assert self._on_event is not None
+        if not isinstance(event, Announced):
+            self._on_event(event)
+        elif (subscription := self._open(event.subscription)) is not None:
+            self._on_event(Subscribed(subscription))
+
+    def _open(self, sealed: SealedSubscription) -> Subscription | None:
+        """What a consumer sent; one whose tables cannot be read is dropped."""
+        try:
+            return sealed.open()
+        except RendezvousProtocolError as error:
+            head = sealed.head
+            self.drop(head.consumer, head.incarnation, f"its subscription is malformed: {error}")
+            return None
+
+    # ---- producers ---------------------------------------------------------------------------
+
+    def publish(self, record: ProducerRecord, manifest: bytes, timeout_seconds: float) -> None:
+        """Announce a producer and the encoded manifest of the whole model.
+
+        Raises `DisagreementError` when a live producer has the rank or another manifest.
+        """
+        self._link.call(Publish(record, manifest), timeout_seconds)
+
+    def subscriptions(self, timeout_seconds: float) -> list[Subscription]:
+        """The consumers subscribed now; a producer's client sees its own ranks' tables only."""
+        consumers = self._link.call(ListSubscriptions(), timeout_seconds)
+        found = [self._link.call(GetSubscription(c), timeout_seconds) for c in consumers]
+        opened = [self._open(sealed) for sealed in found if sealed is not None]
+        return [subscription for subscription in opened if subscription is not None]
+
+    def offer(self, offer: Offer, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> None:
+        """Offer a consumer its serve ring; `RendezvousError` when that incarnation is gone."""
+        self._link.call(MakeOffer(offer), timeout_seconds)
+
+    def begin(self, rank: int, epoch: int, timeout_seconds: float) -> EpochRecord:
+        """Open ``epoch``, or learn its record: the same for every rank, whatever fell since.
+
+        Waits for all producers, for a ready replica, and for the epoch before: until it failed, or
+        every rank has begun it and everybody live in it has committed it or was dropped. Epochs
+        count from 1 in each session.
+
+        Raises `EpochFailedError` when it has failed already: end it as an abort ends one.
+        """
+        return self._link.call(Begin(rank, epoch), timeout_seconds)
+
+    def await_close(self, epoch: int, timeout_seconds: float) -> None:
+        """Return once everybody live in ``epoch`` has committed it, or was dropped.
+
+        Raises `EpochFailedError` when it failed instead.
+        """
+        self._link.call(AwaitClose(epoch), timeout_seconds)
+
+    # ---- consumers ---------------------------------------------------------------------------
+
+    def job(self, timeout_seconds: float) -> JobRecord:
+        """The job, once all producers have published. `subscribe` then holds to its session."""
+        record = self._link.call(GetJob(), timeout_seconds)
+        self._session = record.session
+        return record
+
+    def subscribe(self, subscription: Subscription, timeout_seconds: float) -> None:
+        """Take part with a plan built for the job that `job` returned last.
+
+        Raises `VersionMismatchError`, `DisagreementError` (the place is taken, or settings
+        differ), `TornError` (that incarnation was dropped), `RendezvousError` (session changed).
+        """
+        sealed = SealedSubscription.seal(subscription)
+        self._link.call(Subscribe(sealed, self._session), timeout_seconds)
+
+    def offers(self, consumer: ConsumerId, timeout_seconds: float) -> tuple[Offer, ...]:
+        """One offer of every owner in the consumer's tables, by rank, once all are there."""
+        return self._link.call(GetOffers(consumer), timeout_seconds)
+
+    def ready(
+        self,
+        consumer: ConsumerId,
+        incarnation: str,
+        timeout_seconds: float = CALL_TIMEOUT_SECONDS,
+    ) -> None:
+        """The consumer is attached and takes part from the next begin; `TornError` if dropped."""
+        self._link.call(Ready(consumer, incarnation), timeout_seconds)
+
+    def epoch_record(self, timeout_seconds: float, epoch: int | None = None) -> EpochRecord:
+        """The open epoch's record; with ``epoch``, that one's.
+
+        With ``epoch``, `EpochFailedError` or `RendezvousError` is raised at once when it has
+        failed or is over; without, the call waits for an open one.
+        """
+        return self._link.call(GetEpoch(epoch), timeout_seconds)
+
+    def commit(
+        self, consumer: ConsumerId, incarnation: str, epoch: int, timeout_seconds: float
+    ) -> None:
+        """Accept ``epoch``; returns once all workers of the replica have asked.
+
+        Raises `TornError` when the incarnation was dropped or the epoch failed.
+        """
+        self._link.call(Commit(consumer, incarnation, epoch), timeout_seconds)
+
+    # ---- anybody -----------------------------------------------------------------------------
+
+    def fail(self, epoch: int, reason: str, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> None:
+        """Give ``epoch`` up for everybody; nothing happens when it is closed already."""
+        self._link.call(Fail(epoch, reason), timeout_seconds)
+
+    def drop(
+        self,
+        consumer: ConsumerId,
+        incarnation: str,
+        reason: str,
+        timeout_seconds: float = CALL_TIMEOUT_SECONDS,
+    ) -> None:
+        """Fence the consumer's whole replica; nothing happens when the incarnation is gone."""
+        self._link.call(Drop(consumer, incarnation, reason), timeout_seconds)
+
+    def leave(self, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> None:
+        """Say goodbye for everything published or subscribed over this connection."""
+        self._link.call(Leave(), timeout_seconds)
+
+    def close(self) -> None:
+        """Close the connection and join its threads. Idempotent; may be called by ``on_event``."""
+        self._link.close()
+
+    def __enter__(self) -> "RendezvousClient":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,96 @@
+"""The rendezvous in a thread of this process: for one trainer, or for a pushing process."""
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from typing import Protocol
+
+from rdt_transport.errors import RendezvousError
+from rdt_transport.rendezvous.address import RendezvousAddress
+from rdt_transport.rendezvous.server import RendezvousServer
+from rdt_transport.rendezvous.settings import JobSettings
+
+__all__ = ["LocalHost", "RendezvousHost", "host_local"]
+
+_START_TIMEOUT_SECONDS = 30.0
+
+
+class RendezvousHost(Protocol):
+    """Something that keeps a rendezvous running until it is closed."""
+
+    @property
+    def address(self) -> RendezvousAddress:
+        """Where clients reach it."""
+        ...
+
+    def close(self) -> None:
+        """End the job: every client sees its connection closed. Idempotent."""
+        ...
+
+
+class LocalHost:
+    """A server on an event loop of its own, in a daemon thread. Any thread may close it."""
+
+    def __init__(
+        self, job: str, token: str, settings: JobSettings, host: str = "127.0.0.1", port: int = 0
+    ) -> None:
+        RendezvousAddress(host, port or 1, job, token)  # refuses before anything is started
+        started: Future[int] = Future()
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(
+            target=self._run,
+            args=(RendezvousServer(job, token, settings), host, port, started),
+            name=f"rdt-rendezvous-{job}",
+            daemon=True,
+        )
+        self._thread.start()
+        try:
+            port = started.result(_START_TIMEOUT_SECONDS)
+        except OSError as error:
+            self._thread.join(_START_TIMEOUT_SECONDS)
+            raise RendezvousError(
+                f"the rendezvous cannot listen on {host}:{port}: {error}; give a host of this "
+                "machine that the workers can reach"
+            ) from error
+        self.address = RendezvousAddress(host, port, job, token)
+
+    def _run(self, server: RendezvousServer, host: str, port: int, started: Future[int]) -> None:
+        async def serve() -> None:
+            try:
+                started.set_result(await server.start(host, port))
+            except BaseException as error:
+                started.set_exception(error)
+                return
+            await self._stop.wait()
+            await server.close()
+
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(serve())
+
+    def close(self) -> None:
+        """End the job: every client sees its connection closed. Idempotent."""
+        if self._thread.is_alive():
+            try:
+                self._loop.call_soon_threadsafe(self._stop.set)
+            except RuntimeError:
+                pass  # it has just ended
+            self._thread.join()
+
+
+def host_local(
+    job: str, token: str, settings: JobSettings, host: str = "127.0.0.1", port: int = 0
+) -> LocalHost:
+    """Serve the job's rendezvous from this process.
+
+    Args:
+        job: the job's name.
+        token: the job's secret; make it with ``secrets.token_hex``.
+        settings: what the whole job agrees on.
+        host: address to listen on and to give to the workers; loopback by default, so workers on
+            other nodes need this node's address.
+        port: 0 picks a free one.
+
+    Raises `RendezvousError` when the address cannot be bound.
+    """
+    return LocalHost(job, token, settings, host, port)

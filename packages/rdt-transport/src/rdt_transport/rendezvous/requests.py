@@ -1,0 +1,203 @@
+"""What a client may ask of the rendezvous, and the type of each answer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any, ClassVar
+
+from rdt_plan import ConsumerId
+from rdt_plan.records import EpochRecord, JobRecord, Offer, ProducerRecord
+from rdt_transport.rendezvous.sealed import SealedSubscription
+
+__all__ = [
+    "AwaitClose",
+    "Begin",
+    "Commit",
+    "Drop",
+    "Fail",
+    "GetEpoch",
+    "GetJob",
+    "GetOffers",
+    "GetSubscription",
+    "Leave",
+    "ListSubscriptions",
+    "MakeOffer",
+    "Missing",
+    "Publish",
+    "Ready",
+    "Request",
+    "Subscribe",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """The request cannot be answered yet; ``what()`` says why, as a sentence. Never sent."""
+
+    what: Callable[[], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """A producer's record, and the encoded manifest."""
+
+    answer: ClassVar[Any] = NoneType
+    record: ProducerRecord
+    manifest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GetJob:
+    """The job, once all producers have published."""
+
+    answer: ClassVar[Any] = JobRecord
+
+    def __str__(self) -> str:
+        return "the question for the job"
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """A consumer's plan. ``session`` is the one its plan was built for, None if it never asked."""
+
+    answer: ClassVar[Any] = NoneType
+    subscription: SealedSubscription
+    session: str | None
+
+    def __str__(self) -> str:
+        return f"the subscription of consumer {self.subscription.head.consumer}"
+
+
+@dataclass(frozen=True, slots=True)
+class ListSubscriptions:
+    """The consumers subscribed now."""
+
+    answer: ClassVar[Any] = tuple[ConsumerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GetSubscription:
+    """One of them; None when it is gone."""
+
+    answer: ClassVar[Any] = SealedSubscription | None
+    consumer: ConsumerId
+
+
+@dataclass(frozen=True, slots=True)
+class MakeOffer:
+    """A producer's serve ring for one consumer."""
+
+    answer: ClassVar[Any] = NoneType
+    offer: Offer
+
+
+@dataclass(frozen=True, slots=True)
+class GetOffers:
+    """The offers of every owner in the consumer's tables, by rank, once all are there."""
+
+    answer: ClassVar[Any] = tuple[Offer, ...]
+    consumer: ConsumerId
+
+    def __str__(self) -> str:
+        return f"consumer {self.consumer}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The consumer is attached: it takes part from the next begin."""
+
+    answer: ClassVar[Any] = NoneType
+    consumer: ConsumerId
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Open the epoch, or learn the frozen record of the one that is open."""
+
+    answer: ClassVar[Any] = EpochRecord
+    rank: int
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"the begin of epoch {self.epoch} by producer {self.rank}"
+
+
+@dataclass(frozen=True, slots=True)
+class GetEpoch:
+    """The open epoch, or that very epoch when a number is given."""
+
+    answer: ClassVar[Any] = EpochRecord
+    epoch: int | None
+
+    def __str__(self) -> str:
+        return "the question for " + (f"epoch {self.epoch}" if self.epoch else "an open epoch")
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitClose:
+    """Answered once everybody live in the epoch has committed it."""
+
+    answer: ClassVar[Any] = NoneType
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"the wait for the end of epoch {self.epoch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Granted to all workers of a replica at once."""
+
+    answer: ClassVar[Any] = NoneType
+    consumer: ConsumerId
+    incarnation: str
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"the commit of epoch {self.epoch} by consumer {self.consumer}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Give the epoch up."""
+
+    answer: ClassVar[Any] = NoneType
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Fence the consumer's whole replica."""
+
+    answer: ClassVar[Any] = NoneType
+    consumer: ConsumerId
+    incarnation: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Everything this connection published or subscribed goes away, in good order."""
+
+    answer: ClassVar[Any] = NoneType
+
+
+Request = (
+    AwaitClose
+    | Publish
+    | GetJob
+    | Subscribe
+    | ListSubscriptions
+    | GetSubscription
+    | MakeOffer
+    | GetOffers
+    | Ready
+    | Begin
+    | GetEpoch
+    | Commit
+    | Fail
+    | Drop
+    | Leave
+)

@@ -1,0 +1,299 @@
+"""Who takes part in a job: its producers, its session, and the consumers of that session.
+
+Pure: part of `JobState`. A client is the number of a connection.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from rdt_plan import ConsumerId
+from rdt_plan.records import JobRecord, Offer, ProducerRecord, Subscription
+from rdt_plan.wire import WIRE_VERSION
+from rdt_transport.errors import (
+    DisagreementError,
+    RendezvousError,
+    TornError,
+    VersionMismatchError,
+)
+from rdt_transport.rendezvous.requests import Missing
+from rdt_transport.rendezvous.sealed import SealedSubscription
+from rdt_transport.rendezvous.settings import JobSettings
+
+__all__ = ["Member", "Roster"]
+
+
+@dataclass(slots=True)
+class Member:
+    """A consumer incarnation that is subscribed."""
+
+    subscription: SealedSubscription
+    client: int
+    ready: bool = False
+    offers: dict[int, Offer] = field(default_factory=dict)
+
+    @property
+    def incarnation(self) -> str:
+        return self.subscription.head.incarnation
+
+    @property
+    def num_workers(self) -> int:
+        return self.subscription.head.num_workers
+
+    def owing(self) -> list[int]:
+        """Owners that have not offered yet."""
+        owners = sorted(table.owner for table in self.subscription.tables)
+        return [owner for owner in owners if owner not in self.offers]
+
+
+@dataclass(frozen=True, slots=True)
+class _Published:
+    record: ProducerRecord
+    client: int
+
+
+class Roster:
+    """Producers by rank and consumers by id; at most one live incarnation of each."""
+
+    def __init__(self, job: str, settings: JobSettings, new_session: Callable[[], str]) -> None:
+        self.job = job
+        self.settings = settings
+        self.session: str | None = None
+        self.last_session: str | None = None
+        self.members: dict[ConsumerId, Member] = {}
+        self._new_session = new_session
+        self._producers: dict[int, _Published] = {}
+        self._manifest = b""
+        self._gone: dict[str, str] = {}  # incarnations that can never take part again, and why
+
+    # ---- producers ---------------------------------------------------------------------------
+
+    def publish(self, client: int, record: ProducerRecord, manifest: bytes) -> bool:
+        """Admit a producer; True when it was the last one missing, so that a session begins."""
+        published = _Published(record, client)
+        if self._producers.get(record.rank) == published:
+            return False
+        self._check_producer(record)
+        self._producers[record.rank] = published
+        self._manifest = manifest
+        if len(self._producers) < self.settings.num_producers:
+            return False
+        self.session = self.last_session = self._new_session()
+        self.members.clear()
+        return True
+
+    def _check_producer(self, record: ProducerRecord) -> None:
+        self.check_rank(record.rank)
+        known = self._producers.get(record.rank)
+        if known is not None:
+            raise DisagreementError(
+                f"two trainers that disagree: producer {record.rank} is "
+                f"{known.record.wire_name} ({known.record.incarnation}), which is alive, and "
+                f"{record.wire_name} ({record.incarnation}) claims the same rank; give each "
+                "trainer its own job name, or stop the first"
+            )
+        for rank, other in sorted(self._producers.items()):
+            if rank != record.rank and other.record.manifest_digest != record.manifest_digest:
+                raise DisagreementError(
+                    f"two trainers that disagree: producer {rank} published manifest "
+                    f"{other.record.manifest_digest}, producer {record.rank} manifest "
+                    f"{record.manifest_digest}; every rank must describe the same whole model"
+                )
+
+    def check_rank(self, rank: int) -> None:
+        """Refuse a rank that the job does not have."""
+        if not 0 <= rank < self.settings.num_producers:
+            raise DisagreementError(
+                f"producer {rank} is not one of the job's {self.settings.num_producers}; set "
+                "num_producers to the number of trainer ranks that publish"
+            )
+
+    def lose_producer(self, rank: int) -> None:
+        """Forget a producer; no session until its rank is published again."""
+        del self._producers[rank]
+        self.session = None
+
+    def ranks_of(self, client: int) -> tuple[int, ...]:
+        """The ranks that client has published."""
+        return tuple(r for r, known in sorted(self._producers.items()) if known.client == client)
+
+    def missing_producers(self) -> str:
+        """Who has not published, as a sentence."""
+        missing = [r for r in range(self.settings.num_producers) if r not in self._producers]
+        ranks = ", ".join(map(str, missing))
+        return (
+            f"producer {ranks} has not published"
+            if len(missing) == 1
+            else f"producers {ranks} have not published"
+        )
+
+    def job_record(self) -> JobRecord | Missing:
+        """What a consumer builds its plan from."""
+        if self.session is None:
+            return Missing(self.missing_producers)
+        settings = self.settings
+        return JobRecord(
+            job=self.job,
+            session=self.session,
+            wire_version=WIRE_VERSION,
+            num_producers=settings.num_producers,
+            num_slots=settings.num_slots,
+            max_chunk_bytes=settings.max_chunk_bytes,
+            lookahead=settings.lookahead,
+            num_replicas=settings.num_replicas,
+            producers=tuple(self._producers[rank].record for rank in sorted(self._producers)),
+            manifest=self._manifest,
+        )
+
+    # ---- consumers ---------------------------------------------------------------------------
+
+    def check_version(self, subscription: Subscription) -> None:
+        """Refuse a consumer of another wire version; needs no session."""
+        theirs = subscription.wire_version
+        if theirs != WIRE_VERSION:
+            older = "rdt-vllm of the worker" if theirs < WIRE_VERSION else "rdt-trainer"
+            raise VersionMismatchError(
+                f"consumer {subscription.consumer} speaks wire version {theirs}, the trainer "
+                f"version {WIRE_VERSION}; upgrade {older}"
+            )
+
+    def subscribe(self, client: int, subscription: SealedSubscription, session: str | None) -> bool:
+        """Admit a consumer; False when that very subscription is there already."""
+        consumer = subscription.head.consumer
+        if session is not None and session != self.session:
+            raise RendezvousError(
+                f"consumer {consumer} planned for session {session}, but the job is in session "
+                f"{self.session}: a producer came back; fetch the job again and subscribe again"
+            )
+        known = self.members.get(consumer)
+        if known is not None and known.client == client and known.subscription == subscription:
+            return False
+        self._check_subscription(subscription, known)
+        self.members[consumer] = Member(subscription, client)
+        return True
+
+    def _check_subscription(self, sealed: SealedSubscription, known: Member | None) -> None:
+        new, settings = sealed.head, self.settings
+        consumer = new.consumer
+        if new.incarnation in self._gone:
+            raise TornError(
+                f"consumer {consumer}: incarnation {new.incarnation} is over "
+                f"({self._gone[new.incarnation]}); subscribe again as a new one"
+            )
+        if known is not None:
+            raise DisagreementError(
+                f"consumer {consumer} is {known.subscription.head.wire_name} "
+                f"({known.incarnation}), which is alive, and {new.wire_name} "
+                f"({new.incarnation}) claims the same place; give each deployment its own replica"
+            )
+        if consumer.replica >= settings.num_replicas or consumer.worker >= new.num_workers:
+            raise DisagreementError(
+                f"consumer {consumer} is outside the job's {settings.num_replicas} replicas, or of "
+                f"its replica's {new.num_workers} workers; both count from 0; raise num_replicas"
+            )
+        for other in self._replica(consumer.replica):
+            theirs = self.members[other].num_workers
+            if theirs != new.num_workers:
+                raise DisagreementError(
+                    f"consumer {other} says its replica has {theirs} workers, {consumer} says "
+                    f"{new.num_workers}; two deployments share replica {consumer.replica}"
+                )
+        for table in sealed.tables:
+            if table.owner >= settings.num_producers or table.num_slots != settings.num_slots:
+                raise DisagreementError(
+                    f"consumer {consumer} wants {table.num_slots} slots of producer {table.owner}; "
+                    f"the job has {settings.num_slots} slots and {settings.num_producers} producers"
+                )
+
+    def visible(self, client: int, subscription: SealedSubscription) -> SealedSubscription:
+        """A producer sees the tables of its own ranks only; they are the bulk of a subscription."""
+        ranks = self.ranks_of(client)
+        if not ranks:
+            return subscription
+        return replace(
+            subscription, tables=tuple(t for t in subscription.tables if t.owner in ranks)
+        )
+
+    def live_member(self, consumer: ConsumerId, incarnation: str) -> Member:
+        """The member with that very incarnation; raises `TornError` when it is not live."""
+        member = self.members.get(consumer)
+        if member is None or member.incarnation != incarnation:
+            why = self._gone.get(incarnation, "it is not subscribed in this session")
+            raise TornError(
+                f"consumer {consumer}: incarnation {incarnation} is not live ({why}); what it "
+                "holds is torn until it subscribes again and completes a sync"
+            )
+        return member
+
+    def offer(self, offer: Offer) -> None:
+        """Keep a producer's offer; raises `RendezvousError` when either incarnation is over."""
+        producer = self._producers.get(offer.rank)
+        if producer is None or producer.record.incarnation != offer.producer_incarnation:
+            raise RendezvousError(
+                f"the offer to {offer.consumer} is of an earlier incarnation of producer "
+                f"{offer.rank}; publish again"
+            )
+        member = self.members.get(offer.consumer)
+        if member is None or member.incarnation != offer.consumer_incarnation:
+            raise RendezvousError(
+                f"producer {offer.rank} offers to an incarnation of {offer.consumer} that is gone"
+            )
+        member.offers[offer.rank] = offer
+
+    def offers(self, consumer: ConsumerId) -> tuple[Offer, ...] | Missing:
+        """The offers of every owner in the consumer's tables, by rank."""
+        member = self.members.get(consumer)
+        if member is None:
+            raise RendezvousError(f"consumer {consumer} is not subscribed; subscribe (again) first")
+        if missing := member.owing():
+            ranks = ", ".join(map(str, missing))
+            return Missing(lambda: f"no offer of producer {ranks} for consumer {consumer}")
+        return tuple(offer for _, offer in sorted(member.offers.items()))
+
+    def is_owed(self, consumer: ConsumerId) -> bool:
+        """True while an owner in the consumer's tables has not offered."""
+        return consumer in self.members and bool(self.members[consumer].owing())
+
+    def remove(self, consumers: Iterable[ConsumerId], reason: str) -> list[tuple[ConsumerId, str]]:
+        """Fence these members for ever; returns each with its incarnation."""
+        removed = []
+        for consumer in sorted(consumers):
+            incarnation = self.members.pop(consumer).incarnation
+            self._gone[incarnation] = reason
+            removed.append((consumer, incarnation))
+        return removed
+
+    def _replica(self, replica: int) -> list[ConsumerId]:
+        return [consumer for consumer in sorted(self.members) if consumer.replica == replica]
+
+    def replica_of(self, consumer: ConsumerId) -> list[ConsumerId]:
+        """All subscribed workers of that consumer's replica."""
+        return self._replica(consumer.replica)
+
+    def consumers_of(self, client: int) -> tuple[ConsumerId, ...]:
+        """The consumers that client has subscribed."""
+        return tuple(c for c, member in sorted(self.members.items()) if member.client == client)
+
+    def ready_consumers(self) -> tuple[tuple[ConsumerId, str], ...]:
+        """Consumers whose whole replica is subscribed and ready, with their incarnations."""
+        return tuple(
+            (consumer, member.incarnation)
+            for consumer, member in sorted(self.members.items())
+            if self._missing_of(consumer.replica, member.num_workers) == []
+        )
+
+    def _missing_of(self, replica: int, num_workers: int) -> list[str]:
+        missing = []
+        for worker in range(num_workers):
+            member = self.members.get(ConsumerId(replica, worker))
+            if member is None:
+                missing.append(f"consumer r{replica}w{worker} has not subscribed")
+            elif not member.ready:
+                missing.append(f"consumer r{replica}w{worker} is not ready")
+        return missing
+
+    def missing_consumers(self) -> str:
+        """Why no replica is ready, as a sentence."""
+        members = sorted(self.members.items())
+        sizes = {consumer.replica: member.num_workers for consumer, member in members}
+        missing = [text for replica, n in sizes.items() for text in self._missing_of(replica, n)]
+        return "no replica is ready: " + ("; ".join(missing) or "no consumer has subscribed")

@@ -1,0 +1,59 @@
+"""What a whole job agrees on: set once, by whoever hosts the rendezvous."""
+
+from dataclasses import asdict, dataclass, fields
+from math import isfinite
+from typing import Any
+
+from rdt_transport.errors import RendezvousError
+
+__all__ = ["JobSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """Settings that must be equal for every party of one job.
+
+    Attributes:
+        num_producers: trainer ranks that publish weights.
+        num_replicas: inference deployments; consumers of replica ``num_replicas`` are refused.
+        num_slots: slots of every ring, on both sides.
+        max_chunk_bytes: cap of one chunk, hence of one slot.
+        lookahead: groups a producer may gather ahead of the one being read.
+        lease_seconds: how long a silent client counts as alive. Longer than the longest stall of
+            a worker (a garbage collection, a compilation), or healthy replicas are dropped.
+    """
+
+    num_producers: int
+    num_replicas: int = 1
+    num_slots: int = 2
+    max_chunk_bytes: int = 64 << 20
+    lookahead: int = 1
+    lease_seconds: float = 15.0
+
+    def __post_init__(self) -> None:
+        least = {"lookahead": 0}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "lease_seconds":
+                if isinstance(value, bool) or not isinstance(value, int | float):
+                    raise RendezvousError(f"lease_seconds must be a number, not {value!r}")
+                if not (isfinite(value) and value > 0):
+                    raise RendezvousError(f"lease_seconds must be positive, not {value!r}")
+            elif isinstance(value, bool) or not isinstance(value, int):
+                raise RendezvousError(f"{field.name} must be an integer, not {value!r}")
+            elif value < least.get(field.name, 1):
+                raise RendezvousError(
+                    f"{field.name} must be at least {least.get(field.name, 1)}, not {value}"
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as a JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "JobSettings":
+        """The settings in ``value``; raises `RendezvousError` for missing or unknown fields."""
+        try:
+            return cls(**value)
+        except TypeError as error:
+            raise RendezvousError(f"job settings {value!r} are not ours: {error}") from error

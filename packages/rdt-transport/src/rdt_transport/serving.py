@@ -1,0 +1,228 @@
+"""One epoch of one producer: drives the pure `ProducerEpoch` over the wire.
+
+Everything here runs on the progress thread, but for the packs, which run on the serving thread, and
+`wait`, on which the publisher's thread blocks.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+
+from rdt_plan import (
+    ConsumerId,
+    Doorbell,
+    EpochRecord,
+    EpochState,
+    Finished,
+    Kind,
+    Pack,
+    ProducerEpoch,
+    Quiesced,
+    Ready,
+    Release,
+)
+from rdt_transport.errors import RdtTransportError, SyncAbortedError, SyncTimeoutError
+from rdt_transport.events import Event, HostEvents
+from rdt_transport.progress import ProgressThread
+from rdt_transport.serve_rings import Served
+from rdt_transport.serving_thread import ServingThread
+from rdt_transport.wire.base import Wire
+
+__all__ = ["Serving"]
+
+Sources = Mapping[str, torch.Tensor]
+
+
+class Serving:
+    """An open epoch.
+
+    Args:
+        record: the frozen record of the epoch.
+        live: its live consumers that this producer serves.
+        groups: this rank's gather groups, in schedule order.
+        lookahead: published groups that may be unreleased beyond the oldest one.
+        rank: this producer's rank, for messages.
+        incarnation: this producer's, the sender of its doorbells.
+        progress: the thread that owns the wire.
+        thread: packs on it; told to be quiet again when the epoch ended.
+        on_unreachable: called with a consumer whose wire failed, and the reason.
+    """
+
+    def __init__(
+        self,
+        record: EpochRecord,
+        live: Mapping[ConsumerId, Served],
+        *,
+        groups: Sequence[int],
+        lookahead: int,
+        rank: int,
+        incarnation: bytes,
+        progress: ProgressThread,
+        thread: ServingThread,
+        on_unreachable: Callable[[Served, str], None],
+    ) -> None:
+        self.record = record
+        self._live = live
+        self._rank = rank
+        self._incarnation = incarnation
+        self._progress = progress
+        self._thread = thread
+        self._on_unreachable = on_unreachable
+        self._events = HostEvents()
+        tables = {consumer: served.table for consumer, served in live.items()}
+        self._machine = ProducerEpoch(tables, groups, lookahead)
+        self._sources: dict[int, Sources] = {}
+        self._packing: list[tuple[ConsumerId, int, Event]] = []
+        self._changed = threading.Condition()
+        self._may_publish = self._machine.may_publish()
+        self._publishing = False
+        self._settled = self._machine.state is EpochState.FINISHED
+        self._error: BaseException | None = None
+
+    @property
+    def settled(self) -> bool:
+        """True when nothing reads the sources any more (any thread)."""
+        return self._settled
+
+    # ---- the publisher's thread ------------------------------------------------------------
+
+    def wait_for_credit(self, timeout_seconds: float) -> None:
+        """Block until one more group may be published; raises what ended the epoch."""
+        self._wait(lambda: self._may_publish, timeout_seconds)
+
+    def wait_until_settled(self, timeout_seconds: float) -> None:
+        """Block until nothing reads the sources any more; raises what ended the epoch."""
+        self._wait(lambda: self._settled, timeout_seconds)
+
+    def wait_for_quiet(self, timeout_seconds: float) -> bool:
+        """Like `wait_until_settled` for an epoch that failed: says whether it settled."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._settled, timeout_seconds)
+
+    def spend_credit(self) -> None:
+        """A publish is on its way to the progress thread; no other may follow before it is there."""
+        with self._changed:
+            self._publishing = True
+            self._may_publish = False
+
+    def _wait(self, condition: Callable[[], bool], timeout_seconds: float) -> None:
+        with self._changed:
+            met = self._changed.wait_for(
+                lambda: self._error is not None or condition(), timeout_seconds
+            )
+            if self._error is not None:
+                raise self._error
+            if not met:
+                raise SyncTimeoutError(
+                    f"producer {self._rank}, epoch {self.record.epoch}: waited "
+                    f"{timeout_seconds:g} s for {self._machine.waiting_for()}"
+                )
+
+    # ---- the serving thread ----------------------------------------------------------------
+
+    def _pack(self, pack: Pack) -> None:
+        """Copy one chunk into its serve slot, then say so on the progress thread."""
+        served = self._live[pack.consumer]
+        chunk = served.table.chunks[pack.seq]
+        try:
+            if self._error is not None:
+                raise self._error
+            served.pack(pack.seq, self._sources[chunk.group])
+            event = self._events.record()
+        except Exception as error:
+            reason = error
+            self._progress.submit(lambda wire: self._pack_failed(wire, pack, reason))
+        else:
+            self._progress.submit(lambda wire: self._pack_enqueued(wire, pack, event))
+
+    # ---- the progress thread ---------------------------------------------------------------
+
+    def publish(self, wire: Wire, group: int, sources: Sources) -> None:
+        """The full, contiguous tensors of ``group`` are readable until it is released."""
+        self._publishing = False
+        if self._machine.state is EpochState.RUNNING:
+            self._sources[group] = sources
+            self._perform(wire, self._machine.publish(group))
+
+    def done(self, wire: Wire, consumer: ConsumerId, seq: int) -> None:
+        """``consumer`` has read chunk ``seq``."""
+        self._perform(wire, self._machine.done(consumer, seq))
+
+    def drop(self, wire: Wire, consumer: ConsumerId, reason: str) -> None:
+        """Go on without ``consumer``."""
+        if consumer in self._live:
+            self._perform(wire, self._machine.drop(consumer, reason))
+
+    def poll(self, wire: Wire) -> None:
+        """Announce the packs whose event has completed."""
+        waiting, self._packing = self._packing, []
+        for consumer, seq, event in waiting:
+            if event.query():
+                self._perform(wire, self._machine.packed(consumer, seq))
+            else:
+                self._packing.append((consumer, seq, event))
+
+    def abort(self, wire: Wire, error: BaseException) -> None:
+        """Start nothing new; settles once no pack reads the sources. Ignored when settled."""
+        if not self._settled:
+            self._fail(error)
+            self._perform(wire, self._machine.abort(str(error)))
+
+    def _pack_enqueued(self, wire: Wire, pack: Pack, event: Event) -> None:
+        self._perform(wire, self._machine.pack_enqueued(pack.consumer, pack.seq))
+        self._packing.append((pack.consumer, pack.seq, event))
+        self.poll(wire)
+
+    def _pack_failed(self, wire: Wire, pack: Pack, error: BaseException) -> None:
+        self._fail(error)
+        self._perform(wire, self._machine.pack_failed(pack.consumer, pack.seq, str(error)))
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._error = self._error or error
+
+    def _perform(self, wire: Wire, actions: Sequence[object]) -> None:
+        for action in actions:
+            match action:
+                case Pack():
+                    self._thread.run(partial(self._pack, action))
+                case Ready(consumer, seq):
+                    self._ring(wire, self._live[consumer], seq)
+                case Release(group):
+                    self._sources.pop(group, None)
+                case Finished():
+                    self._settle()
+                case Quiesced(reason):
+                    self._fail(
+                        SyncAbortedError(
+                            f"producer {self._rank}, epoch {self.record.epoch}: {reason}"
+                        )
+                    )
+                    self._settle()
+        with self._changed:
+            self._may_publish = self._machine.may_publish() and not self._publishing
+            self._changed.notify_all()
+
+    def _ring(self, wire: Wire, served: Served, seq: int) -> None:
+        ready = Doorbell(
+            session=bytes.fromhex(self.record.session),
+            epoch=self.record.epoch,
+            sender=self._incarnation,
+            receiver=served.incarnation,
+            kind=Kind.READY,
+            seq=seq,
+        )
+        try:
+            wire.notify(served.wire_name, ready.encode())
+        except RdtTransportError as error:
+            reason = f"producer {self._rank} cannot reach it: {error}"
+            self._on_unreachable(served, reason)
+            self.drop(wire, served.consumer, reason)
+
+    def _settle(self) -> None:
+        self._sources.clear()
+        with self._changed:
+            self._settled = True
+        self._thread.set_quiet(True)

@@ -1,0 +1,67 @@
+"""The producer's serving thread: packs at once, and what must wait for quiet between epochs."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+__all__ = ["ServingThread"]
+
+_logger = logging.getLogger(__name__)
+
+Job = Callable[[], None]
+
+
+class ServingThread:
+    """Runs jobs one after another; `run_when_quiet` holds a job back while an epoch is open.
+
+    Registering memory while reads fly fails on some fabrics, so consumers are admitted only in
+    between. A job that raises is logged and handed to ``on_error``; the thread goes on.
+    """
+
+    def __init__(self, name: str, on_error: Callable[[BaseException], None]) -> None:
+        self._on_error = on_error
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._held: list[Job] = []
+        self._quiet = True
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; jobs given before wait for it."""
+        self._thread.start()
+
+    def run(self, job: Job) -> None:
+        """Run ``job`` as soon as the jobs before it are done (any thread)."""
+        self._jobs.put(job)
+
+    def run_when_quiet(self, job: Job) -> None:
+        """Run ``job`` now, or when the open epoch has ended (any thread)."""
+        with self._lock:
+            if self._quiet:
+                self._jobs.put(job)
+            else:
+                self._held.append(job)
+
+    def set_quiet(self, quiet: bool) -> None:
+        """Say that an epoch ended (True) or opens (False); ending releases the held jobs."""
+        with self._lock:
+            self._quiet = quiet
+            if quiet:
+                held, self._held = self._held, []
+                for job in held:
+                    self._jobs.put(job)
+
+    def close(self, timeout_seconds: float) -> None:
+        """Run what is queued, then end the thread. Idempotent."""
+        if self._thread.is_alive():
+            self._jobs.put(None)
+            self._thread.join(timeout_seconds)
+
+    def _loop(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except Exception as error:
+                _logger.exception("%s: a job failed", self._thread.name)
+                self._on_error(error)

@@ -1,0 +1,224 @@
+"""A whole job in one process: a real rendezvous, producers and consumers with real sessions.
+
+Only the engine is missing: `Sink` copies every chunk where the plan says, into plain tensors.
+"""
+
+import queue
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from types import TracebackType
+
+import torch
+
+from rdt_plan import Chunk, ConsumerId, Manifest, Write, build_plan
+from rdt_plan.records import EpochRecord
+from rdt_transport.consumer import Consumer
+from rdt_transport.events import HostEvents
+from rdt_transport.pack import torch_dtype
+from rdt_transport.producer import Producer
+from rdt_transport.progress import ProgressThread
+from rdt_transport.rendezvous import JobSettings, RendezvousClient, RendezvousEvent, host_local
+from rdt_transport.wire.base import Wire
+
+__all__ = ["Fleet", "Sink"]
+
+Destinations = Mapping[tuple[str, str], torch.Tensor]
+
+
+class Sink:
+    """Scatters chunks on a thread of its own, as an installer does.
+
+    Args:
+        destinations: by (module, param); contiguous tensors.
+        before: called with each chunk before its copies, on the sink's thread; may raise.
+    """
+
+    def __init__(
+        self, destinations: Destinations, before: Callable[[Chunk], None] | None = None
+    ) -> None:
+        self.destinations = destinations
+        self.before = before
+        self._events = HostEvents()
+        self._chunks: queue.SimpleQueue[tuple[Consumer, Chunk, torch.Tensor] | None]
+        self._chunks = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._loop, name="rdt-sink", daemon=True)
+        self._thread.start()
+
+    def put(self, consumer: Consumer, chunk: Chunk, packed: torch.Tensor) -> None:
+        """Queue one landed chunk (any thread)."""
+        self._chunks.put((consumer, chunk, packed))
+
+    def close(self) -> None:
+        """Scatter what is queued, then end the thread."""
+        self._chunks.put(None)
+        self._thread.join()
+
+    def _loop(self) -> None:
+        while (item := self._chunks.get()) is not None:
+            consumer, chunk, packed = item
+            try:
+                if self.before is not None:
+                    self.before(chunk)
+                self._scatter(chunk, packed)
+            except Exception as error:
+                consumer.scatter_failed(chunk.index, error)
+            else:
+                consumer.scattered(chunk.index, self._events.record())
+
+    def _scatter(self, chunk: Chunk, packed: torch.Tensor) -> None:
+        starts = dict(zip(chunk.serve.slices, chunk.serve.offsets, strict=True))
+        for place in chunk.placements:
+            region, start = place.slice, starts[place.slice]
+            source = packed[start : start + region.num_bytes].view(torch_dtype(region.dtype))
+            target = self.destinations[place.module, place.param].view(-1)
+            target = target.view(torch_dtype(place.dtype))
+            target.as_strided(place.shape, place.stride, place.offset).copy_(
+                source.as_strided(place.shape, place.source_stride, source.storage_offset())
+            )
+
+
+class Fleet:
+    """Opens the job on ``with``: every producer published, every consumer attached and ready.
+
+    Args:
+        make_wire: makes the wire of one process's role.
+        manifest: what the producers hold.
+        writes: by worker: what its loaders would do.
+        sinks: by worker: where its chunks go.
+        settings: the job's; its ``num_producers`` producers are made.
+        timeout_seconds: of every wait.
+    """
+
+    def __init__(
+        self,
+        make_wire: Callable[[str], Wire],
+        manifest: Manifest,
+        writes: Sequence[Sequence[Write]],
+        sinks: Sequence[Sink],
+        *,
+        settings: JobSettings,
+        timeout_seconds: float = 20.0,
+    ) -> None:
+        self.manifest = manifest
+        self.settings = settings
+        self.sinks = sinks
+        self.timeout_seconds = timeout_seconds
+        self.producers: list[Producer] = []
+        self.consumers: list[Consumer] = []
+        self.clients: list[RendezvousClient] = []
+        self._make_wire = make_wire
+        self._writes = writes
+        self._cleanup = ExitStack()
+        self._epoch = 0
+
+    def __enter__(self) -> "Fleet":
+        try:
+            self._open()
+        except BaseException:
+            self._cleanup.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._cleanup.close()
+
+    def _open(self) -> None:
+        self.host = host_local("fleet", secrets.token_hex(16), self.settings)
+        self._cleanup.callback(self.host.close)
+        for rank in range(self.settings.num_producers):
+            self.producers.append(self._producer(rank))
+        for worker in range(len(self._writes)):
+            self.attach(worker)
+
+    def _client(self, on_event: Callable[[RendezvousEvent], None]) -> RendezvousClient:
+        client = RendezvousClient(self.host.address, on_event=on_event)
+        self._cleanup.callback(client.close)
+        self.clients.append(client)
+        return client
+
+    def _progress(self, role: str) -> ProgressThread:
+        progress = ProgressThread(lambda: self._make_wire(role), name=role)
+        self._cleanup.callback(progress.close)
+        return progress
+
+    def _producer(self, rank: int) -> Producer:
+        late: list[Producer] = []
+        progress = self._progress(f"producer{rank}")
+        client = self._client(lambda event: late[0].on_event(event))
+        producer = Producer(
+            progress, client, rank=rank, manifest=self.manifest, settings=self.settings
+        )
+        late.append(producer)
+        self._cleanup.callback(producer.close)
+        producer.open(self.timeout_seconds)
+        return producer
+
+    def attach(self, worker: int) -> Consumer:
+        """Attach worker ``worker`` (again): a new incarnation with a wire and client of its own."""
+        plan = build_plan(
+            self.manifest,
+            self._writes[worker],
+            ConsumerId(0, worker),
+            num_workers=len(self._writes),
+            num_slots=self.settings.num_slots,
+            max_chunk_bytes=self.settings.max_chunk_bytes,
+        )
+        late: list[Consumer] = []
+        progress = self._progress(f"consumer{worker}")
+        client = self._client(lambda event: late[0].on_event(event) if late else None)
+        client.job(self.timeout_seconds)
+        sink = self.sinks[worker]
+        consumer = Consumer(
+            progress,
+            client,
+            plan=plan,
+            num_workers=len(self._writes),
+            on_chunk=lambda chunk, packed: sink.put(late[0], chunk, packed),
+        )
+        late.append(consumer)
+        self._cleanup.callback(consumer.close)
+        consumer.attach(self.timeout_seconds)
+        self.consumers[worker : worker + 1] = [consumer]
+        return consumer
+
+    def begin(self) -> EpochRecord:
+        """Begin the next epoch on every producer, and start every consumer."""
+        self._epoch += 1
+        records = [
+            client.begin(rank, self._epoch, self.timeout_seconds)
+            for rank, client in enumerate(self.clients[: len(self.producers)])
+        ]
+        for producer, record in zip(self.producers, records, strict=True):
+            producer.begin(record)
+        for consumer in self.consumers:
+            consumer.start(records[0])
+        return records[0]
+
+    def publish(self, rank: int, weights: Mapping[str, torch.Tensor]) -> None:
+        """Publish every group of producer ``rank`` from full tensors by name."""
+        producer = self.producers[rank]
+        for group in producer.groups:
+            names = self.manifest.groups[group].names
+            held = [name for name in names if rank in self.manifest.param(name).owners]
+            producer.wait_for_credit(self.timeout_seconds)
+            producer.publish(group, {name: weights[name] for name in held}, self.timeout_seconds)
+
+    def sync(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """One whole epoch: begin, publish, install, commit."""
+        self.begin()
+        ranks = range(len(self.producers))
+        with ThreadPoolExecutor(max(len(ranks), len(self.consumers))) as pool:
+            list(pool.map(lambda rank: self.publish(rank, weights), ranks))
+            for producer in self.producers:
+                producer.finish(self.timeout_seconds)
+            for consumer in self.consumers:
+                consumer.wait(self.timeout_seconds)
+            list(pool.map(lambda each: each.commit(self.timeout_seconds), self.consumers))

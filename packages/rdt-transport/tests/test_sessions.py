@@ -1,0 +1,291 @@
+"""Producers and consumers with real sessions, a real rendezvous and both wires: bytes compared."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rdt_plan import Manifest, ParamMeta, Placement, canonical, contiguous_stride
+from rdt_transport.errors import (
+    RendezvousLostError,
+    SyncAbortedError,
+    SyncTimeoutError,
+    TornError,
+)
+from rdt_transport.rendezvous import ConsumerDropped, EpochFailed, JobSettings
+from rdt_transport.testing.fleet import Fleet, Sink
+from rdt_transport.wire.base import Wire
+from rdt_transport.wire.inprocess import InProcessFabric, InProcessWire
+from rdt_transport.wire.nixl import NixlWire
+
+NUM_WORKERS = 2
+MakeWire = Callable[[str], Wire]
+
+
+@pytest.fixture(params=["inprocess", "nixl"])
+def make_wire(request: pytest.FixtureRequest) -> MakeWire:
+    if request.param == "nixl":
+        return NixlWire
+    fabric = InProcessFabric()
+    return lambda role: InProcessWire(fabric, role)
+
+
+def model(
+    num_layers: int = 3, rows: int = 8, owners: tuple[tuple[int, ...], ...] = ((0,),)
+) -> Manifest:
+    """Embedding, layers of a matrix, a bias and a norm, and a head; layers spread over owners."""
+    params = [ParamMeta("embed", "bfloat16", (rows, 6), owners[0])]
+    for layer in range(num_layers):
+        held = owners[layer * len(owners) // num_layers]
+        params += [
+            ParamMeta(f"layers.{layer}.w", "float32", (rows, 5), held),
+            ParamMeta(f"layers.{layer}.b", "float32", (rows,), held),
+            ParamMeta(f"layers.{layer}.norm", "bfloat16", (7,), held),
+        ]
+    params.append(ParamMeta("head", "bfloat16", (rows, 6), owners[-1]))
+    return Manifest.build(params)
+
+
+def placements(manifest: Manifest, worker: int) -> list[Placement]:
+    """Row shards of every matrix and of every bias; the rest whole."""
+    writes = []
+    for param in manifest.params:
+        shape, offset = param.shape, 0
+        if not param.name.endswith("norm"):
+            rows = shape[0] // NUM_WORKERS
+            offset = worker * rows * (param.numel // shape[0])
+            shape = (rows, *shape[1:])
+        stride = contiguous_stride(shape)
+        module, _, name = param.name.rpartition(".")
+        region = canonical(param.name, param.dtype, offset, shape, stride)
+        writes.append(Placement(region, module, name, 0, shape, stride, param.dtype, stride))
+    return writes
+
+
+def draw(manifest: Manifest, seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        p.name: torch.randn(p.shape, generator=generator).to(getattr(torch, p.dtype))
+        for p in manifest.params
+    }
+
+
+def expected(weights: dict[str, torch.Tensor], worker: int) -> dict[tuple[str, str], torch.Tensor]:
+    """What the worker must hold, computed without the plan."""
+    shards = {}
+    for name, tensor in weights.items():
+        module, _, param = name.rpartition(".")
+        whole = name.endswith("norm")
+        shards[module, param] = tensor if whole else tensor.chunk(NUM_WORKERS)[worker]
+    return shards
+
+
+def assert_exact(fleet: Fleet, weights: dict[str, torch.Tensor]) -> None:
+    for worker, sink in enumerate(fleet.sinks):
+        for place, tensor in expected(weights, worker).items():
+            found = sink.destinations[place]
+            assert torch.equal(found.view(torch.uint8), tensor.contiguous().view(torch.uint8)), (
+                place
+            )
+
+
+@contextmanager
+def fleet_of(make_wire: MakeWire, manifest: Manifest, job: JobSettings) -> Iterator[Fleet]:
+    sinks = [
+        Sink({place: torch.zeros_like(t) for place, t in expected(draw(manifest, 0), w).items()})
+        for w in range(NUM_WORKERS)
+    ]
+    writes = [placements(manifest, worker) for worker in range(NUM_WORKERS)]
+    before = threading.active_count()
+    try:
+        with Fleet(make_wire, manifest, writes, sinks, settings=job) as fleet:
+            yield fleet
+    finally:
+        for sink in sinks:
+            sink.close()
+    assert threading.active_count() <= before
+
+
+def test_several_epochs_are_exact_each(make_wire: MakeWire) -> None:
+    manifest = model()
+    with fleet_of(make_wire, manifest, JobSettings(1, max_chunk_bytes=64)) as fleet:
+        for seed in (1, 2, 3):
+            weights = draw(manifest, seed)
+            fleet.sync(weights)
+            assert_exact(fleet, weights)
+            stats = fleet.consumers[0].wait(1.0)
+            assert (stats.epoch, stats.bytes_pulled) == (seed, fleet.consumers[0].plan.bytes_pulled)
+
+
+def test_two_pipeline_stages(make_wire: MakeWire) -> None:
+    manifest = model(num_layers=4, owners=((0,), (1,)))
+    with fleet_of(make_wire, manifest, JobSettings(2, max_chunk_bytes=96)) as fleet:
+        assert set(fleet.consumers[0].plan.owners) == {0, 1}
+        for seed in (1, 2):
+            weights = draw(manifest, seed)
+            fleet.sync(weights)
+            assert_exact(fleet, weights)
+
+
+@given(
+    num_layers=st.integers(1, 4),
+    rows=st.sampled_from([2, 4, 10]),
+    num_slots=st.integers(1, 3),
+    max_chunk_bytes=st.sampled_from([16, 48, 1000]),
+    lookahead=st.integers(0, 2),
+    replicated=st.booleans(),
+)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_shape_of_job_is_exact(
+    num_layers: int,
+    rows: int,
+    num_slots: int,
+    max_chunk_bytes: int,
+    lookahead: int,
+    replicated: bool,
+) -> None:
+    fabric = InProcessFabric()
+    owners = ((0, 1),) if replicated else ((0,), (1,))
+    manifest = model(num_layers, rows, owners)
+    job = JobSettings(2, num_slots=num_slots, max_chunk_bytes=max_chunk_bytes, lookahead=lookahead)
+    with fleet_of(lambda role: InProcessWire(fabric, role), manifest, job) as fleet:
+        for seed in (1, 2):
+            weights = draw(manifest, seed)
+            fleet.sync(weights)
+            assert_exact(fleet, weights)
+
+
+def test_a_failed_install_aborts_and_the_next_epoch_heals(make_wire: MakeWire) -> None:
+    manifest = model()
+    with fleet_of(make_wire, manifest, JobSettings(1, max_chunk_bytes=64)) as fleet:
+
+        def refuse(chunk: object) -> None:
+            raise ValueError("no room")
+
+        fleet.sinks[0].before = refuse
+        fleet.begin()
+        publisher = threading.Thread(target=publish_quietly, args=(fleet, draw(manifest, 1)))
+        publisher.start()
+        with pytest.raises(ValueError, match="no room"):
+            fleet.consumers[0].wait(10.0)
+        fleet.clients[1].fail(1, "worker r0w0: no room")
+        publisher.join()
+        with pytest.raises(SyncAbortedError, match="epoch 1 failed: worker r0w0: no room"):
+            fleet.producers[0].finish(10.0)
+        with pytest.raises(SyncAbortedError, match="no room"):
+            fleet.consumers[1].wait(10.0)
+        fleet.producers[0].abort(SyncAbortedError("over"))
+        fleet.sinks[0].before = None
+        weights = draw(manifest, 2)
+        fleet.sync(weights)
+        assert_exact(fleet, weights)
+
+
+def publish_quietly(fleet: Fleet, weights: dict[str, torch.Tensor]) -> None:
+    try:
+        fleet.publish(0, weights)
+    except SyncAbortedError:
+        pass
+
+
+def test_a_wait_that_ends_names_what_it_waited_for(make_wire: MakeWire) -> None:
+    manifest = model()
+    with fleet_of(make_wire, manifest, JobSettings(1)) as fleet:
+        fleet.begin()
+        with pytest.raises(SyncTimeoutError, match=r"r0w0, epoch 1: waited 0\.1 s for chunk 0"):
+            fleet.consumers[0].wait(0.1)
+        with pytest.raises(SyncTimeoutError, match="group 0 to be published"):
+            fleet.producers[0].finish(0.1)
+
+
+def test_a_source_that_is_not_as_declared_is_refused(make_wire: MakeWire) -> None:
+    manifest = model()
+    with fleet_of(make_wire, manifest, JobSettings(1)) as fleet:
+        fleet.begin()
+        wrong = {"embed": torch.zeros(3, 3)}
+        with pytest.raises(Exception, match=r"embed: the manifest says bfloat16\[8, 6\]"):
+            fleet.producers[0].publish(0, wrong, 1.0)
+
+
+def test_the_comparison_fails_on_one_flipped_byte(make_wire: MakeWire) -> None:
+    manifest = model()
+    with fleet_of(make_wire, manifest, JobSettings(1)) as fleet:
+        weights = draw(manifest, 1)
+        fleet.sync(weights)
+        fleet.sinks[1].destinations["layers.1", "w"].view(torch.uint8).view(-1)[5] ^= 1
+        with pytest.raises(AssertionError):
+            assert_exact(fleet, weights)
+
+
+def test_a_consumer_that_comes_back_takes_part_in_the_next_epoch(make_wire: MakeWire) -> None:
+    manifest = model()
+    with fleet_of(make_wire, manifest, JobSettings(1, max_chunk_bytes=64)) as fleet:
+        fleet.sync(draw(manifest, 1))
+        for worker in range(NUM_WORKERS):
+            fleet.consumers[worker].close()
+            fleet.clients[1 + worker].leave()
+        for worker in range(NUM_WORKERS):
+            fleet.attach(worker)
+        weights = draw(manifest, 2)
+        fleet.sync(weights)
+        assert_exact(fleet, weights)
+
+
+def test_a_second_epoch_cannot_begin_while_one_is_open(make_wire: MakeWire) -> None:
+    with fleet_of(make_wire, model(), JobSettings(1)) as fleet:
+        record = fleet.begin()
+        with pytest.raises(SyncAbortedError, match="epoch 1 is still open"):
+            fleet.consumers[0].start(record)
+        with pytest.raises(SyncAbortedError, match="epoch 1 is still open"):
+            fleet.producers[0].begin(record)
+
+
+def test_a_failure_told_before_the_epoch_starts_is_heeded(make_wire: MakeWire) -> None:
+    with fleet_of(make_wire, model(), JobSettings(1)) as fleet:
+        record = fleet.clients[0].begin(0, 1, 10.0)
+        fleet.clients[1].fail(1, "changed our minds")
+        for party in (fleet.producers[0], fleet.consumers[0]):
+            party.on_event(EpochFailed(1, "changed our minds"))  # the push, in this order for sure
+        fleet.producers[0].begin(record)
+        fleet.consumers[0].start(record)
+        with pytest.raises(SyncAbortedError, match="changed our minds"):
+            fleet.consumers[0].wait(10.0)
+        with pytest.raises(SyncAbortedError, match="changed our minds"):
+            fleet.producers[0].finish(10.0)
+
+
+def test_a_consumer_dropped_before_the_producer_begins_takes_no_part(make_wire: MakeWire) -> None:
+    manifest = model()
+    with fleet_of(make_wire, manifest, JobSettings(1)) as fleet:
+        record = fleet.clients[0].begin(0, 1, 10.0)
+        producer = fleet.producers[0]
+        for consumer in fleet.consumers:
+            incarnation = consumer.incarnation.hex()
+            producer.on_event(ConsumerDropped(consumer.plan.consumer, incarnation, "silent"))
+        producer.begin(record)
+        fleet.publish(0, draw(manifest, 1))
+        producer.finish(10.0)  # nobody is waited for
+
+
+def test_losing_the_rendezvous_ends_the_epoch_by_name(make_wire: MakeWire) -> None:
+    with fleet_of(make_wire, model(), JobSettings(1)) as fleet:
+        fleet.begin()
+        fleet.host.close()
+        with pytest.raises(RendezvousLostError, match="the rendezvous is gone"):
+            fleet.consumers[0].wait(10.0)
+        with pytest.raises(RendezvousLostError, match="the rendezvous is gone"):
+            fleet.producers[0].finish(10.0)
+
+
+def test_a_dropped_consumer_ends_its_own_epoch(make_wire: MakeWire) -> None:
+    with fleet_of(make_wire, model(), JobSettings(1)) as fleet:
+        fleet.begin()
+        consumer = fleet.consumers[1]
+        fleet.clients[0].drop(consumer.plan.consumer, consumer.incarnation.hex(), "too slow")
+        for fallen in fleet.consumers:  # the whole replica
+            with pytest.raises(TornError, match=r"was dropped: .*too slow"):
+                fallen.wait(10.0)
