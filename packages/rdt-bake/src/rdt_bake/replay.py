@@ -1,0 +1,172 @@
+"""Replaying a recording into a model: the counterpart of what the loaders did.
+
+Everything works on the destination's memory directly, outside autograd, and on whatever device it
+is on; packed bytes are expected on the same device.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from rdt_bake.errors import ReplayError
+from rdt_bake.places import find_tensor
+from rdt_bake.recording import Recording
+from rdt_bake.tensors import first_element
+from rdt_plan import Fill, Placement, Slice, Write
+
+__all__ = ["apply_fill", "apply_placement", "fetch_from", "read_slice", "replay"]
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+
+
+def read_slice(tensor: Tensor, region: Slice) -> Tensor:
+    """The strided view ``region`` of a full, contiguous source ``tensor``, as ``region.dtype``.
+
+    Raises:
+        ReplayError: the tensor is not contiguous, or too small.
+    """
+    if not tensor.is_contiguous():
+        raise ReplayError(f"source {region.name!r} is not contiguous: strides {tensor.stride()}")
+    flat = _flat_bytes(tensor)
+    dtype = getattr(torch, region.dtype)
+    reach = (
+        region.offset
+        + 1
+        + sum((n - 1) * step for n, step in zip(region.shape, region.stride, strict=True))
+    )
+    if region.numel and reach * dtype.itemsize > flat.numel():
+        raise ReplayError(
+            f"source {region.name!r} holds {flat.numel()} bytes, expected at least "
+            f"{reach * dtype.itemsize} for {region}"
+        )
+    return _view(flat, dtype, region.offset, region.shape, region.stride)
+
+
+def fetch_from(tensors: Mapping[str, Tensor]) -> Callable[[Slice], Tensor]:
+    """A ``fetch`` for `replay` that reads full, contiguous tensors by name."""
+    return lambda region: read_slice(tensors[region.name], region)
+
+
+def apply_placement(placement: Placement, packed_slice: Tensor, destination: Tensor) -> None:
+    """Copies a slice's packed bytes into its destination region.
+
+    Args:
+        placement: what to copy where.
+        packed_slice: the slice's elements, contiguous and in its iteration order: 1-D, uint8.
+        destination: the whole tensor at ``placement.module``, ``placement.param``.
+
+    Raises:
+        ReplayError: the bytes are not as many as the slice's, or the region leaves the destination.
+    """
+    region = placement.slice
+    if packed_slice.dtype != torch.uint8 or packed_slice.numel() != region.num_bytes:
+        raise ReplayError(
+            f"{region.name!r} for {placement.module}.{placement.param}: expected "
+            f"{region.num_bytes} bytes of uint8, found {packed_slice.numel()} of "
+            f"{packed_slice.dtype}"
+        )
+    if region.numel == 0 or 0 in placement.shape:
+        return
+    dtype = getattr(torch, region.dtype)
+    if not packed_slice.is_contiguous() or first_element(packed_slice) % dtype.itemsize:
+        packed_slice = packed_slice.clone(memory_format=torch.contiguous_format)
+    if region.dtype == placement.dtype:
+        # The bits, whatever the dtype means by them: a copy of bools would normalise them.
+        dtype = _BITS[dtype.itemsize]
+        into = _region(destination, placement, dtype)
+    else:
+        into = _region(destination, placement, getattr(torch, placement.dtype))
+    value = _view(packed_slice, dtype, 0, placement.shape, placement.source_stride)
+    with torch.no_grad():
+        into.copy_(value)
+
+
+def apply_fill(fill: Fill, destination: Tensor) -> None:
+    """Writes a fill's number into its region; `ReplayError` when that leaves the destination."""
+    if 0 in fill.shape:
+        return
+    with torch.no_grad():
+        _region(destination, fill, getattr(torch, fill.dtype)).fill_(fill.value)
+
+
+def replay(recording: Recording, model: nn.Module, fetch: Callable[[Slice], Tensor]) -> None:
+    """Writes all of ``recording`` into ``model``'s tensors: what its loaders would have written.
+
+    Args:
+        recording: of a model built like this one.
+        model: holds real tensors; tied places of the recorded model may be tied here or not.
+        fetch: gives a slice's elements as a tensor of ``slice.dtype``, in the slice's iteration
+            order, in any strides. Called once a distinct slice.
+
+    Raises:
+        ReplayError: a place is missing, or a region does not fit.
+    """
+    spots = {group[0]: group for group in recording.aliases}
+    for fill in recording.fills:
+        for destination in _destinations(model, fill, spots):
+            apply_fill(fill, destination)
+    packed: dict[Slice, Tensor] = {}
+    for placement in recording.placements:
+        region = placement.slice
+        if region not in packed:
+            packed[region] = _flat_bytes(fetch(region).contiguous())
+        for destination in _destinations(model, placement, spots):
+            apply_placement(placement, packed[region], destination)
+
+
+def _destinations(
+    model: nn.Module,
+    write: Write,
+    spots: Mapping[tuple[str, str], tuple[tuple[str, str], ...]],
+) -> list[Tensor]:
+    spot = write.module, write.param
+    found: list[Tensor] = []
+    for module, param in spots.get(spot, (spot,)):
+        tensor = find_tensor(model, module, param)
+        if not any(tensor is other or tensor.is_set_to(other) for other in found):
+            found.append(tensor)
+    return found
+
+
+def _region(destination: Tensor, write: Write, dtype: torch.dtype) -> Tensor:
+    item = dtype.itemsize
+    start = first_element(destination) * destination.dtype.itemsize
+    reach = (
+        write.offset
+        + 1
+        + sum((n - 1) * step for n, step in zip(write.shape, write.stride, strict=True))
+    )
+    storage_bytes = destination.untyped_storage().nbytes()
+    if start % item or write.offset < 0 or start + reach * item > storage_bytes:
+        raise ReplayError(
+            f"{write.module}.{write.param}: the region ends at byte {reach * item}, found "
+            f"{storage_bytes - start} bytes in a tensor of shape {tuple(destination.shape)} and "
+            f"{destination.dtype}"
+        )
+    return _view(destination, dtype, write.offset, write.shape, write.stride)
+
+
+def _view(
+    tensor: Tensor,
+    dtype: torch.dtype,
+    offset: int,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+) -> Tensor:
+    """A region of the tensor's memory, counted in ``dtype`` from its first element."""
+    first = first_element(tensor) * tensor.dtype.itemsize // dtype.itemsize
+    return torch.empty(0, dtype=dtype, device=tensor.device).set_(
+        tensor.untyped_storage(), first + offset, shape, stride
+    )
+
+
+def _flat_bytes(tensor: Tensor) -> Tensor:
+    """All bytes of a contiguous tensor, as 1-D uint8."""
+    num_bytes = tensor.numel() * tensor.dtype.itemsize
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(
+        tensor.untyped_storage(),
+        first_element(tensor) * tensor.dtype.itemsize,
+        (num_bytes,),
+        (1,),
+    )

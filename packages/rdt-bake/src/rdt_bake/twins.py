@@ -1,0 +1,228 @@
+"""Meta twins that stand in for a model's tensors while its loaders run.
+
+`MetaTwins` swaps them in and puts everything back: tensors, the attributes of modules and of
+parameters, the contents of their containers, hooks.
+"""
+
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from rdt_bake.destinations import Destination, DestinationStorage
+from rdt_bake.layouts import Layout
+from rdt_bake.places import Place, module_paths, places
+from rdt_bake.tensors import first_element, geometry, has_storage, is_foreign, storage_key
+
+__all__ = ["MetaTwins"]
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Bytes from the storage's start to the tensor's last element."""
+    if tensor.numel() == 0:
+        return 0
+    last = first_element(tensor) + sum(
+        (n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return (last + 1) * tensor.dtype.itemsize
+
+
+class MetaTwins:
+    """A context in which ``model`` holds meta twins, restored on leaving, also by an exception.
+
+    Attributes (inside the context):
+        storages: every storage of the model by key: that of the twins and that of the originals.
+        destinations: one a distinct tensor, parameters first.
+        foreign: places whose tensors are left alone and must not be loaded, and why.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._undo: list[Callable[[], None]] = []
+        self._alive: list[Any] = []
+        self.storages: dict[int, DestinationStorage] = {}
+        self.destinations: list[Destination] = []
+        self.foreign: dict[int, tuple[Place, str]] = {}
+
+    def __enter__(self) -> "MetaTwins":
+        found = places(self._model)
+        self._remember(found)
+        try:
+            self._swap(found)
+        except BaseException:
+            self._restore()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._restore()
+
+    def _remember(self, found: Iterable[Place]) -> None:
+        """Notes how to put back all that a loader can change in modules and tensors."""
+        seen: set[int] = set()
+        for _, module in module_paths(self._model):
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            self._note(module.__dict__)
+            for value in module.__dict__.values():
+                if isinstance(value, (dict, list, set)) and id(value) not in seen:
+                    seen.add(id(value))
+                    self._note(value)
+        for place in found:
+            tensor = place.tensor
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                self._note(tensor.__dict__)
+                self._note_tensor(tensor)
+
+    def _note(self, held: Any) -> None:
+        """Remembers the contents of a dict, list or set."""
+        before = held.copy()
+        items = list(before.items()) if isinstance(held, dict) else list(before)
+
+        def undo() -> None:
+            now = list(held.items()) if isinstance(held, dict) else list(held)
+            if len(now) == len(items) and all(map(_same, now, items)):
+                return
+            held.clear()
+            held.extend(before) if isinstance(held, list) else held.update(before)
+
+        self._undo.append(undo)
+
+    def _note_tensor(self, tensor: torch.Tensor) -> None:
+        """Remembers class, storage and geometry of a tensor."""
+        kind, requires_grad = tensor.__class__, tensor.requires_grad
+        if is_foreign(kind) or not has_storage(tensor):
+            return
+        empty = is_lazy(tensor)
+        found = None if empty else geometry(tensor)
+        data = tensor.data
+
+        def undo() -> None:
+            changed = tensor.__class__ is not kind
+            if changed or (found is not None and geometry(tensor) != found):
+                tensor.data = data
+            if changed:
+                tensor.__class__ = kind  # type: ignore[assignment]
+            if tensor.requires_grad != requires_grad:
+                tensor.requires_grad_(requires_grad)
+
+        self._undo.append(undo)
+
+    def _restore(self) -> None:
+        """Puts everything back; the first error on the way is raised only after all of it."""
+        errors: list[Exception] = []
+        while self._undo:
+            try:
+                self._undo.pop()()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _swap(self, found: list[Place]) -> None:
+        bases: dict[int, torch.Tensor] = {}
+        by_tensor: dict[int, Destination] = {}
+        extents: dict[int, int] = {}
+        usable = []
+        for place in found:
+            reason = self._refusal(place.tensor)
+            if reason is not None:
+                self.foreign.setdefault(id(place.tensor), (place, reason))
+                continue
+            usable.append(place)
+            key = storage_key(place.tensor)
+            extents[key] = max(extents.get(key, 0), _extent(place.tensor))
+        tuples: dict[int, tuple[tuple, list]] = {}
+        for place in usable:
+            destination = by_tensor.get(id(place.tensor))
+            if destination is None:
+                destination = self._destination(place, bases, extents)
+                by_tensor[id(place.tensor)] = destination
+                self.destinations.append(destination)
+            destination.places.append((place.module, place.param))
+            if isinstance(place.container, tuple):
+                holder = tuples.setdefault(
+                    id(place.container), (place.container, list(place.container))
+                )
+                holder[1][place.key] = destination.tensor
+            elif destination.tensor is not destination.original:
+                place.container[place.key] = destination.tensor
+        if tuples:
+            self._swap_tuples(tuples)
+
+    def _swap_tuples(self, tuples: dict[int, tuple[tuple, list]]) -> None:
+        for _, module in module_paths(self._model):
+            for name, value in list(module.__dict__.items()):
+                if id(value) in tuples and any(
+                    new is not old for new, old in zip(tuples[id(value)][1], value, strict=True)
+                ):
+                    items = tuples[id(value)][1]
+                    make = getattr(type(value), "_make", type(value))
+                    module.__dict__[name] = make(items)
+
+    def _refusal(self, tensor: torch.Tensor) -> str | None:
+        if is_foreign(type(tensor)):
+            return f"its class {type(tensor).__name__} dispatches operations itself"
+        if is_lazy(tensor):
+            return "it is uninitialised, so it has no shape"
+        if not has_storage(tensor):
+            return f"its layout is {tensor.layout}"
+        if tensor.is_conj() or tensor.is_neg():
+            return "it has a conjugate or negative bit"
+        try:
+            Layout(tensor.shape, tensor.stride())
+        except ValueError:
+            return "it overlaps itself"
+        return None
+
+    def _destination(
+        self, place: Place, bases: dict[int, torch.Tensor], extents: dict[int, int]
+    ) -> Destination:
+        original = place.tensor
+        key = storage_key(original)
+        storage = self.storages.get(key)
+        if storage is None:
+            storage = self.storages[key] = DestinationStorage(is_real=not original.is_meta)
+        twin = original
+        if not original.is_meta:
+            base = bases.get(key)
+            if base is None:
+                base = torch.empty(extents[key], dtype=torch.uint8, device="meta")
+                bases[key] = base
+                self.storages[storage_key(base)] = storage
+            data = torch.empty(0, dtype=original.dtype, device="meta").set_(
+                base.untyped_storage(), first_element(original), original.shape, original.stride()
+            )
+            twin = torch.Tensor._make_subclass(type(original), data, original.requires_grad)
+            twin.__dict__.update(original.__dict__)
+        destination = Destination(
+            places=[],
+            kind=place.kind,
+            original=original,
+            tensor=twin,
+            storage=storage,
+            keys=(key, storage_key(twin)),
+            offset=first_element(original),
+            shape=tuple(original.shape),
+            stride=original.stride(),
+            dtype=original.dtype,
+        )
+        storage.destinations.append(destination)
+        self._alive.append((original.untyped_storage(), twin.untyped_storage()))
+        return destination
+
+
+def _same(now: Any, before: Any) -> bool:
+    if isinstance(before, tuple) and isinstance(now, tuple):  # an item of a dict
+        return len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
+    return now is before
