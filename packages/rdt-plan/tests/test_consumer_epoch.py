@@ -52,8 +52,8 @@ def test_a_whole_epoch() -> None:
     assert epoch.ready(1, 0) == [PostRead(1)]
     assert epoch.ready(0, 1) == []
     assert install(epoch, 0) == [PostRead(2)]
-    assert install(epoch, 2) == []
-    assert install(epoch, 1) == [Finished()]
+    assert install(epoch, 1) == []
+    assert install(epoch, 2) == [Finished()]
     assert epoch.state is EpochState.FINISHED
     assert epoch.waiting_for() == "nothing"
 
@@ -168,17 +168,17 @@ def test_an_abort_waits_for_reads_and_scatters() -> None:
     epoch = epoch_of([0, 1, 2, 3], num_slots=3)
     for owner in range(4):
         epoch.ready(owner, 0)
+    epoch.read_done(0)
     epoch.read_done(1)
-    epoch.read_done(2)
-    epoch.scatter_enqueued(2)
+    epoch.scatter_enqueued(0)
     assert epoch.abort("first") == []
     assert epoch.abort("second") == []
     assert epoch.ready(3, 0) == []
-    assert epoch.read_done(0) == []  # no scatter any more
+    assert epoch.read_done(2) == []  # no scatter any more
     assert epoch.scatter_enqueued(1) == []
     assert epoch.scatter_completed(1) == []
     assert epoch.state is EpochState.ABORTING
-    assert epoch.scatter_completed(2) == [Quiesced("first")]
+    assert epoch.scatter_completed(0) == [Quiesced("first")]
     assert epoch.state is EpochState.QUIESCED
     assert epoch.abort("third") == []
 
@@ -254,7 +254,7 @@ def snapshot(value: object) -> object:
 PATHS = {
     ChunkState.AWAITED: [],
     ChunkState.READING: [ChunkEvent.READY],
-    ChunkState.LANDED: [ChunkEvent.READY, ChunkEvent.READ_DONE],
+    ChunkState.HANDED_OUT: [ChunkEvent.READY, ChunkEvent.READ_DONE],
     ChunkState.SCATTERING: [ChunkEvent.READY, ChunkEvent.READ_DONE, ChunkEvent.SCATTER_ENQUEUED],
     ChunkState.INSTALLED: [
         ChunkEvent.READY,
@@ -263,7 +263,8 @@ PATHS = {
         ChunkEvent.SCATTER_COMPLETED,
     ],
 }
-DRIVER_EVENTS = [e for e in ChunkEvent if e not in (ChunkEvent.READY, ChunkEvent.POSTED)]
+OURS = (ChunkEvent.READY, ChunkEvent.POSTED, ChunkEvent.HANDED_OUT)
+DRIVER_EVENTS = [event for event in ChunkEvent if event not in OURS]
 
 
 def fire(epoch: ConsumerEpoch, event: ChunkEvent, index: int) -> list[ConsumerAction]:
@@ -272,6 +273,38 @@ def fire(epoch: ConsumerEpoch, event: ChunkEvent, index: int) -> list[ConsumerAc
     method = getattr(epoch, event.value)
     failed = event in (ChunkEvent.READ_FAILED, ChunkEvent.SCATTER_FAILED)
     return method(index, "why") if failed else method(index)
+
+
+def test_scatters_are_handed_out_in_plan_order_whatever_lands_first() -> None:
+    epoch = epoch_of([0, 1, 2], num_slots=3)
+    for owner in (0, 1, 2):
+        epoch.ready(owner, 0)
+    assert epoch.read_done(2) == []
+    assert epoch.read_done(1) == []
+    assert epoch.read_done(0) == [Scatter(0), Scatter(1), Scatter(2)]
+
+
+def test_a_chunk_that_landed_before_its_turn_does_not_hold_an_abort_up() -> None:
+    epoch = epoch_of([0, 1], num_slots=2)
+    for owner in (0, 1):
+        epoch.ready(owner, 0)
+    epoch.read_done(1)
+    assert epoch.abort("enough") == []
+    assert epoch.read_done(0) == [Quiesced("enough")]
+    with pytest.raises(ProtocolError):
+        epoch.scatter_enqueued(1)
+
+
+@pytest.mark.parametrize("event", DRIVER_EVENTS)
+def test_no_driver_may_move_a_chunk_that_landed_before_its_turn(event: ChunkEvent) -> None:
+    epoch = epoch_of([0, 1], num_slots=2)
+    for owner in (0, 1):
+        epoch.ready(owner, 0)
+    epoch.read_done(1)
+    before = snapshot(epoch)
+    with pytest.raises(ProtocolError):
+        fire(epoch, event, 1)
+    assert snapshot(epoch) == before
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,14 @@ from rdt_plan import (
     whole,
 )
 from rdt_plan._serve_stream import ServeStream
-from rdt_plan.consumer_epoch import ConsumerEpoch
+from rdt_plan.consumer_epoch import ConsumerEpoch, Scatter
 from rdt_plan.epoch import EpochState, Finished
 from rdt_plan.mailbox import Mailbox, Verdict
 from rdt_plan.producer_epoch import ProducerEpoch, Ready
 from rdt_plan.simulate import Faults, simulate
 from rdt_plan.slots import SlotRing, SlotState
 from rdt_plan.testing import manifests
+from rdt_plan.transitions import ChunkEvent
 
 
 @dataclass(frozen=True)
@@ -311,9 +312,17 @@ class FinishedWhenEnqueued(ConsumerEpoch):
 class LosesAChunk(ConsumerEpoch):
     def read_done(self, index: int) -> list:
         actions = super().read_done(index)
-        if index != 3:
+        if Scatter(3) not in actions:
             return actions
-        return super().scatter_enqueued(index) + super().scatter_completed(index)
+        actions.remove(Scatter(3))
+        return actions + super().scatter_enqueued(3) + super().scatter_completed(3)
+
+
+class HandsOutWhatLands(ConsumerEpoch):
+    def read_done(self, index: int) -> list:
+        self._move(index, ChunkEvent.READ_DONE)
+        self._move(index, ChunkEvent.HANDED_OUT)
+        return [Scatter(index)]
 
 
 class EarlyReadyLost(Mailbox):
@@ -349,6 +358,7 @@ CONSUMER, PRODUCER = "rdt_plan._simulated_consumer", "rdt_plan._simulated_produc
         (f"{PRODUCER}.ProducerEpoch", QuiescedWithPacks, ABORT, "with a pack in flight"),
         (f"{CONSUMER}.ConsumerEpoch", QuiescedWithReads, ABORT, "with something in flight"),
         (f"{CONSUMER}.ConsumerEpoch", FinishedWhenEnqueued, Faults(), "in its slot"),
+        (f"{CONSUMER}.ConsumerEpoch", HandsOutWhatLands, Faults(), "was handed out before"),
         (f"{CONSUMER}.ConsumerEpoch", LosesAChunk, Faults(), "finished with chunks"),
         (f"{CONSUMER}.Mailbox", EarlyReadyLost, Faults(), "READY not received"),
     ],

@@ -121,6 +121,25 @@ def test_several_epochs_are_exact_each(make_wire: MakeWire) -> None:
             assert (stats.epoch, stats.bytes_pulled) == (seed, fleet.consumers[0].plan.bytes_pulled)
 
 
+class LatestFirst(InProcessWire):
+    """Of the reads that end at the same poll, the latest is told first."""
+
+    def poll(self) -> list:
+        return super().poll()[::-1]
+
+
+def test_reads_that_end_in_another_order_are_scattered_in_plan_order() -> None:
+    fabric = InProcessFabric(read_polls=40)
+    manifest, job = model(), JobSettings(1, num_slots=3, max_chunk_bytes=32)
+    with fleet_of(lambda role: LatestFirst(fabric, role), manifest, job) as fleet:
+        seen: list[int] = []
+        fleet.sinks[0].before = lambda chunk: seen.append(chunk.index)
+        weights = draw(manifest, 1)
+        fleet.sync(weights)
+        assert_exact(fleet, weights)
+        assert seen == list(range(len(fleet.consumers[0].plan.chunks)))
+
+
 def test_two_pipeline_stages(make_wire: MakeWire) -> None:
     manifest = model(num_layers=4, owners=((0,), (1,)))
     with fleet_of(make_wire, manifest, JobSettings(2, max_chunk_bytes=96)) as fleet:

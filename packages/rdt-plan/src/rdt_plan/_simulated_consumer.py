@@ -37,6 +37,7 @@ class SimulatedConsumer:
         self._reading: dict[int, Identity | None] = {}  # and what the serve slot held when posted
         self._landed: list[int] = []
         self._to_enqueue: deque[int] = deque()
+        self._last_handed_out = -1
         self._stream: deque[tuple[int, bool]] = deque()  # and whether the slot was right so far
         self._ran: list[int] = []
         self._num_stale_events = num_stale_events
@@ -99,6 +100,12 @@ class SimulatedConsumer:
                 self._slots[self.plan.chunks[action.index].receive_slot] = None
                 self._reading[action.index] = self._served(action.index)
             elif isinstance(action, Scatter):
+                if action.index < self._last_handed_out:
+                    self.world.violations.append(
+                        f"{self.name}: chunk {self._last_handed_out} was handed out before chunk "
+                        f"{action.index}"
+                    )
+                self._last_handed_out = action.index
                 self._to_enqueue.append(action.index)
             elif self.in_flight:
                 self.world.violations.append(f"{self.name}: {action} with something in flight")

@@ -39,7 +39,7 @@ class Scatter:
 ConsumerAction = PostRead | Scatter | Finished | Quiesced
 
 
-_IN_FLIGHT = frozenset({ChunkState.READING, ChunkState.LANDED, ChunkState.SCATTERING})
+_IN_FLIGHT = frozenset({ChunkState.READING, ChunkState.HANDED_OUT, ChunkState.SCATTERING})
 
 
 class ConsumerEpoch:
@@ -47,6 +47,8 @@ class ConsumerEpoch:
 
     READs are posted strictly in plan order. One is posted when its READY came and its receive slot
     is free: the scatter of the chunk that used it before is enqueued and its event completed.
+    READs may complete in any order; scatters are handed out in plan order, since a module begins
+    with its first chunk and is complete with its last.
 
     Args:
         chunks: the plan's chunks, in plan order.
@@ -77,6 +79,7 @@ class ConsumerEpoch:
         self._states = [ChunkState.AWAITED] * len(self._chunks)
         self._generations = [0] * len(self._chunks)
         self._next = 0  # the first chunk whose READ is not posted
+        self._next_scatter = 0  # the first chunk whose scatter is not handed out
         self._num_installed = 0
         self._in_flight: set[int] = set()
         self._reason = ""
@@ -118,11 +121,16 @@ class ConsumerEpoch:
         return self._advance()
 
     def read_done(self, index: int) -> list[ConsumerAction]:
-        """All bytes of chunk ``index`` are in its receive slot."""
+        """All bytes of chunk ``index`` are in its receive slot; its scatter waits for its turn."""
         self._move(index, ChunkEvent.READ_DONE)
-        if self._state is EpochState.RUNNING:
-            return [Scatter(index)]
-        return self._quiesce()
+        if self._state is not EpochState.RUNNING:
+            return self._quiesce()
+        actions: list[ConsumerAction] = []
+        while self._has_landed(self._next_scatter):
+            self._move(self._next_scatter, ChunkEvent.HANDED_OUT)
+            actions.append(Scatter(self._next_scatter))
+            self._next_scatter += 1
+        return actions
 
     def read_failed(self, index: int, reason: str) -> list[ConsumerAction]:
         """The READ of chunk ``index`` ended with an error; the epoch is aborted."""
@@ -200,6 +208,9 @@ class ConsumerEpoch:
             self._state = EpochState.FINISHED
             actions.append(Finished())
         return actions
+
+    def _has_landed(self, index: int) -> bool:
+        return index < len(self._chunks) and self._states[index] is ChunkState.LANDED
 
     def _lose(self, index: int, event: ChunkEvent, reason: str) -> list[ConsumerAction]:
         self._move(index, event)

@@ -23,7 +23,8 @@ class ChunkState(Enum):
     AWAITED = "READY not received"
     READABLE = "READ not posted"
     READING = "READ not completed"
-    LANDED = "scatter not enqueued"
+    LANDED = "scatter not its turn"
+    HANDED_OUT = "scatter not enqueued"
     SCATTERING = "scatter not completed"
     INSTALLED = "installed"
     LOST = "lost"
@@ -36,6 +37,7 @@ class ChunkEvent(Enum):
     POSTED = "posted"
     READ_DONE = "read_done"
     READ_FAILED = "read_failed"
+    HANDED_OUT = "handed out"
     SCATTER_ENQUEUED = "scatter_enqueued"
     SCATTER_COMPLETED = "scatter_completed"
     SCATTER_FAILED = "scatter_failed"
@@ -46,8 +48,9 @@ CHUNK_TRANSITIONS = {
     (ChunkState.READABLE, ChunkEvent.POSTED): ChunkState.READING,
     (ChunkState.READING, ChunkEvent.READ_DONE): ChunkState.LANDED,
     (ChunkState.READING, ChunkEvent.READ_FAILED): ChunkState.LOST,
-    (ChunkState.LANDED, ChunkEvent.SCATTER_ENQUEUED): ChunkState.SCATTERING,
-    (ChunkState.LANDED, ChunkEvent.SCATTER_FAILED): ChunkState.LOST,
+    (ChunkState.LANDED, ChunkEvent.HANDED_OUT): ChunkState.HANDED_OUT,
+    (ChunkState.HANDED_OUT, ChunkEvent.SCATTER_ENQUEUED): ChunkState.SCATTERING,
+    (ChunkState.HANDED_OUT, ChunkEvent.SCATTER_FAILED): ChunkState.LOST,
     (ChunkState.SCATTERING, ChunkEvent.SCATTER_COMPLETED): ChunkState.INSTALLED,
     (ChunkState.SCATTERING, ChunkEvent.SCATTER_FAILED): ChunkState.LOST,
 }

@@ -102,7 +102,7 @@ class Serving:
             return self._changed.wait_for(lambda: self._settled, timeout_seconds)
 
     def spend_credit(self) -> None:
-        """A publish is on its way to the progress thread; no other may follow before it is there."""
+        """A publish is on its way to the progress thread; no other before it is there."""
         with self._changed:
             self._publishing = True
             self._may_publish = False
