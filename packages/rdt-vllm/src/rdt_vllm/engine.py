@@ -1,0 +1,295 @@
+"""The worker's side of a sync, as vLLM drives it: init, start, update, finish, shutdown."""
+
+import logging
+import time
+from typing import Any
+
+import torch
+
+import rdt_bake
+from rdt_plan import Manifest, build_plan, decode_manifest
+from rdt_transport.errors import RdtTransportError
+from rdt_transport.events import HostEvents
+from rdt_transport.rendezvous import RendezvousAddress
+from rdt_transport.wire.nixl import NixlWire
+from rdt_vllm import _vllm
+from rdt_vllm.errors import (
+    InitInfoError,
+    LifecycleError,
+    RdtVllmError,
+    UnsupportedError,
+    WorkerTornError,
+)
+from rdt_vllm.identity import worker_identity
+from rdt_vllm.infos import RdtInitInfo, RdtUpdateInfo
+from rdt_vllm.install import Installer, Observer
+from rdt_vllm.link import JobLink
+from rdt_vllm.recording import record_model
+from rdt_vllm.refusals import check_supported
+
+__all__ = ["RdtWeightTransferEngine"]
+
+_logger = logging.getLogger("rdt_vllm")
+
+CLOSE_TIMEOUT_SECONDS = 30.0
+
+
+class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateInfo]):
+    """Pulls the slices this worker consumes and installs them layer by layer.
+
+    vLLM calls it on the worker's main thread. Errors of background threads are raised by the next
+    of `update_weights`, `drain_pending` and `finish_weight_update`; the worker may then be `torn`,
+    every later call of that update raises `WorkerTornError`, and the next complete update, from
+    `start_weight_update` on, heals it.
+    """
+
+    init_info_cls = RdtInitInfo
+    update_info_cls = RdtUpdateInfo
+    supports_draft_weight_update = False  # its plan is that of one concrete model
+    defers_processing = True
+    ends_failed_finish = True
+
+    def __init__(
+        self,
+        config: _vllm.WeightTransferConfig,
+        vllm_config: _vllm.VllmConfig,
+        device: torch.device,
+        model: torch.nn.Module,
+    ) -> None:
+        super().__init__(config, vllm_config, device, model)
+        self.torn = False
+        self.installer: Installer | None = None
+        self._observer: Observer | None = None
+        self._link: JobLink | None = None
+        self._recording: tuple[str, rdt_bake.Recording] | None = None
+        self._timeout_seconds = RdtInitInfo.timeout_seconds
+        self._open = False  # between start and finish
+        self._epoch: int | None = None  # the one that update_weights started
+        self._error: BaseException | None = None  # why the open update cannot succeed
+        self._started = 0.0
+        _vllm.amend_worker()
+
+    # ---- once a job --------------------------------------------------------------------------
+
+    def init_transfer_engine(self, init_info: RdtInitInfo) -> None:
+        """Attach to a job: record the loaders, plan, connect. Again for the same job: anew.
+
+        Raises:
+            UnsupportedError: this engine cannot be synced correctly.
+            VllmVersionError: this vLLM is not one we know.
+            InitInfoError: a field of ``init_info`` is wrong.
+            AttachedElsewhereError: another trainer is attached and alive.
+            RdtTransportError, RdtBakeError, RdtPlanError: the rendezvous, the loaders or the plan.
+        """
+        started = time.perf_counter()
+        address = RendezvousAddress.from_init_info(vars(init_info))
+        if not init_info.timeout_seconds > 0:
+            raise InitInfoError(
+                f"timeout_seconds must be positive, found {init_info.timeout_seconds}"
+            )
+        if self._open:
+            raise LifecycleError("a weight update is open: finish it before initialising again")
+        if self._link is not None:
+            self._link.check_free(address)
+        _vllm.check_version()
+        check_supported(_vllm.engine_facts(self.vllm_config, self.model))
+        if self.device.type != "cpu":
+            raise UnsupportedError(
+                f"backend 'rdt' does not install on {self.device.type!r} devices yet: use a CPU "
+                "worker"
+            )
+        consumer, num_workers = worker_identity(
+            data_parallel_index=self.parallel_config.data_parallel_index,
+            data_parallel_size=self.parallel_config.data_parallel_size,
+            world_size=self.parallel_config.world_size,
+            rank=self.parallel_config.rank,
+            replica=init_info.replica,
+            num_replicas=init_info.num_replicas,
+            num_workers=init_info.num_workers,
+        )
+        self.shutdown()
+        self._timeout_seconds = init_info.timeout_seconds
+        name = f"rdt-{consumer}"
+        link = JobLink(
+            address,
+            lambda: NixlWire(name),
+            name=name,
+            timeout_seconds=init_info.timeout_seconds,
+        )
+        try:
+            manifest = decode_manifest(link.job.manifest)
+            recording = self._record(manifest)
+            plan = build_plan(
+                manifest,
+                recording.writes,
+                consumer,
+                num_workers=num_workers,
+                num_slots=link.job.num_slots,
+                max_chunk_bytes=link.job.max_chunk_bytes,
+            )
+            self.installer = Installer(
+                self.model,
+                plan,
+                vllm_config=self.vllm_config,
+                events=HostEvents(),
+            )
+            self.installer.observe(self._observer)
+            link.attach(plan, num_workers, self.installer.install, self.device)
+        except BaseException:
+            link.close()
+            self.installer = None
+            raise
+        self._link = link
+        if recording.ignored:
+            _logger.info(
+                "consumer %s does not consume %d of %d weights (another worker may), first %s",
+                consumer,
+                len(recording.ignored),
+                len(manifest.params),
+                ", ".join(recording.ignored[:3]),
+            )
+        _logger.info(
+            "consumer %s of %d attached to job %s: %d weights, %d modules, %d chunks, %d bytes a "
+            "sync, %.2f s",
+            consumer,
+            num_workers,
+            address.job,
+            len(recording.consumed),
+            len(plan.modules),
+            len(plan.chunks),
+            plan.bytes_pulled,
+            time.perf_counter() - started,
+        )
+
+    @property
+    def consumer_incarnation(self) -> str:
+        """32 hex digits that name this attachment at the rendezvous; empty while detached."""
+        return "" if self._link is None else self._link.consumer.incarnation.hex()
+
+    @property
+    def traffic(self) -> dict[str, int] | None:
+        """What the last complete sync moved: see `JobLink.traffic`."""
+        return None if self._link is None else self._link.traffic
+
+    def observe(self, observer: Observer | None) -> None:
+        """Show ``observer`` what syncs fill in, of later jobs as well; see `Installer.observe`."""
+        self._observer = observer
+        if self.installer is not None:
+            self.installer.observe(observer)
+
+    def _record(self, manifest: Manifest) -> rdt_bake.Recording:
+        if self._recording is None or self._recording[0] != manifest.digest:
+            recording = record_model(self.model, manifest.params, self.vllm_config)
+            self._recording = (manifest.digest, recording)
+        return self._recording[1]
+
+    # ---- every sync --------------------------------------------------------------------------
+
+    def start_weight_update(self) -> None:
+        """Open an update; the engine must be paused with no forward in flight until it ends."""
+        if self._link is None or self.installer is None:
+            raise LifecycleError("init_weight_transfer_engine has not succeeded on this worker")
+        if self._open:
+            self._give_up(LifecycleError("a new update began before this one was finished"))
+        self._started = time.perf_counter()
+        self._open = True
+        self._epoch = None
+        self._error = None
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Begin pulling one epoch; returns when the reads are under way, without a device sync."""
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: RdtUpdateInfo) -> None:
+        """`update_weights` with its fields parsed."""
+        link, installer = self._opened()
+        try:
+            if self._epoch is not None:
+                raise LifecycleError(
+                    f"epoch {self._epoch} is being pulled: one update_weights per update"
+                )
+            installer.begin(link.consumer)
+            link.start(update_info.session, update_info.epoch)
+            self._epoch = update_info.epoch
+        except BaseException as error:
+            self._give_up(error)
+            raise
+
+    def drain_pending(self) -> None:
+        """Block until all that was queued is installed; idempotent."""
+        if self._error is None and self._epoch is None:
+            return
+        link, installer = self._opened()
+        try:
+            link.wait()
+            installer.drain(self._timeout_seconds)
+        except BaseException as error:
+            self._give_up(error)
+            raise
+
+    def finish_weight_update(self) -> None:
+        """Drain, process what depends on other modules, commit. An update without an epoch ends."""
+        link, installer = self._opened()
+        if self._epoch is None:
+            self._open = False
+            return
+        try:
+            stats = link.wait()
+            installer.finish(self._timeout_seconds)
+            link.commit()
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        self._open = False
+        self.torn = False
+        _logger.info(
+            "epoch %d installed: %d chunks, %d bytes, %.3f s",
+            stats.epoch,
+            stats.num_chunks,
+            stats.bytes_pulled,
+            time.perf_counter() - self._started,
+        )
+        self._epoch = None
+
+    def _opened(self) -> tuple[JobLink, Installer]:
+        if self._error is not None:
+            raise WorkerTornError(
+                f"this update failed ({self._error}) and the worker "
+                f"{'holds a mixture of weights' if self.torn else 'keeps its weights'}: start a "
+                "new update"
+            ) from self._error
+        if not self._open or self._link is None or self.installer is None:
+            raise LifecycleError("start_weight_update has not been called")
+        return self._link, self.installer
+
+    def _give_up(self, error: BaseException) -> None:
+        """End the open update after ``error``: a whole model, of perhaps mixed values."""
+        assert self._link is not None and self.installer is not None
+        self._error = error
+        self._open = False
+        epoch, self._epoch = self._epoch, None
+        try:
+            if epoch is not None:
+                self._link.give_up(epoch, error)
+        finally:
+            self.installer.abandon(error, self._timeout_seconds)
+            self.torn = self.torn or self.installer.touched
+
+    # ---- the end -----------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Detach from the job; the worker goes on serving. Idempotent, never raises."""
+        link, installer = self._link, self.installer
+        try:
+            if self._open:
+                self._give_up(LifecycleError("the weight transfer was shut down in an update"))
+        except (RdtTransportError, RdtVllmError) as error:
+            _logger.warning("shutting the weight transfer down: %s", error)
+        if link is not None:
+            link.close()
+        try:
+            if installer is not None:
+                installer.close(CLOSE_TIMEOUT_SECONDS)
+        except RdtVllmError as error:
+            _logger.warning("shutting the weight transfer down: %s", error)
+        self._link = self.installer = self._epoch = self._error = None

@@ -1,0 +1,154 @@
+"""One unit of layerwise installing: modules that leave kernel form together and come back together.
+
+A unit is one module, or several that share a tensor.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from rdt_vllm import _vllm
+from rdt_vllm.errors import InstallError, UnsupportedError
+from rdt_vllm.module_tensors import ModuleTensors, own_tensors
+from rdt_vllm.ties import Tie, retie
+
+__all__ = ["LayerwiseUnit", "to_meta"]
+
+
+class LayerwiseUnit:
+    """Modules between checkpoint form and kernel form. Not thread-safe.
+
+    `open` gives the modules empty memory in checkpoint form, the caller fills it through
+    `destination`, and `close` post-processes them, copies the results into the kernels' tensors and
+    puts those back. `abandon` puts them back as they are.
+
+    Args:
+        modules: by dotted path, in the model's order.
+        written: attribute names, by dotted path, that a sync writes.
+        ties: the tensors that they share with each other.
+
+    Raises:
+        UnsupportedError: a tensor is neither written nor kept by post-processing.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        written: Mapping[str, frozenset[str]],
+        ties: Sequence[Tie],
+    ) -> None:
+        self.modules = dict(modules)
+        self._ties = tuple(ties)
+        self._kept: list[ModuleTensors] = []
+        tied = {(id(module), name) for tie in ties for module, name in tie}
+        self._unwritten: dict[str, tuple[str, ...]] = {}
+        for path, module in self.modules.items():
+            live, form = own_tensors(module), _vllm.checkpoint_form(module)
+            names = tuple(
+                name
+                for name in form
+                if name not in written.get(path, ()) and (id(module), name) not in tied
+            )
+            for name in names:
+                if form[name].numel() and not _alike(live.get(name), form[name]):
+                    raise UnsupportedError(
+                        f"{path}.{name} is loaded from no weight, and post-processing changes its "
+                        "shape or dtype, so its value before that is lost"
+                    )
+            self._unwritten[path] = names
+
+    @property
+    def is_open(self) -> bool:
+        """True between `open` and `close` or `abandon`."""
+        return bool(self._kept)
+
+    def open(self) -> None:
+        """Put the kernels' tensors aside and give the modules uninitialised ones to fill.
+
+        Tensors that no sync writes keep their values.
+        """
+        for path, module in self.modules.items():
+            form = _vllm.checkpoint_form(module)
+            kept = ModuleTensors.of(module, frozenset(form))
+            self._kept.append(kept)
+            _vllm.restore_on_meta(module)
+            live = kept.tensors()
+            for name in self._unwritten[path]:
+                if name in live and _alike(live[name], form[name]):
+                    holder = module._parameters if name in kept.parameters else module._buffers
+                    holder[name] = live[name]  # type: ignore[assignment]
+            _vllm.materialize(module)
+        retie(self._ties)
+
+    def destination(self, path: str, name: str) -> torch.Tensor:
+        """The tensor to write into: of checkpoint form, or one that never leaves kernel form."""
+        return getattr(self.modules[path], name)
+
+    def close(self) -> None:
+        """Post-process every module and bring it back in kernel form, its addresses unchanged.
+
+        Raises `InstallError` naming the tensor when post-processing yields another shape or dtype
+        than the kernels hold; the unit is then still open.
+        """
+        for (path, module), kept in zip(self.modules.items(), self._kept, strict=True):
+            with _keeping_attributes(module):
+                _vllm.post_process(module)
+            for name, kernel in kept.tensors().items():
+                value = getattr(module, name, None)
+                if value is kernel:
+                    continue
+                if not isinstance(value, torch.Tensor) or not _alike(value, kernel):
+                    found = _layout(value) if isinstance(value, torch.Tensor) else "none"
+                    raise InstallError(
+                        f"{path}.{name}: expected {_layout(kernel)} from post-processing, found "
+                        f"{found}; this layer cannot be updated in place"
+                    )
+                kernel.data.copy_(value.data)
+            kept.put_back()
+        self._kept.clear()
+
+    def abandon(self) -> None:
+        """Bring the modules back in kernel form, with whatever values that holds; idempotent."""
+        while self._kept:
+            self._kept.pop().put_back()
+
+
+@contextmanager
+def to_meta(model: nn.Module, ties: Sequence[Tie]) -> Generator[None]:
+    """The whole model in checkpoint form on the meta device while the context is open.
+
+    Its loaders can then be driven without a byte being written. The model is left as found, also
+    when the body raises.
+    """
+    kept: list[ModuleTensors] = []
+    try:
+        for module in model.modules():
+            kept.append(ModuleTensors.of(module, frozenset(_vllm.checkpoint_form(module))))
+            _vllm.restore_on_meta(module)
+        retie(ties)
+        yield
+    finally:
+        while kept:
+            kept.pop().put_back()
+
+
+@contextmanager
+def _keeping_attributes(module: nn.Module) -> Generator[None]:
+    """Plain tensor attributes that are computed anew keep their memory: graphs may have seen it."""
+    before = {name: t for name, t in vars(module).items() if isinstance(t, torch.Tensor)}
+    yield
+    for name, old in before.items():
+        new = vars(module).get(name)
+        if new is not old and isinstance(new, torch.Tensor) and _alike(new, old):
+            old.copy_(new)
+            setattr(module, name, old)
+
+
+def _alike(left: torch.Tensor | None, right: torch.Tensor) -> bool:
+    return left is not None and (left.shape, left.dtype) == (right.shape, right.dtype)
+
+
+def _layout(tensor: torch.Tensor) -> str:
+    return f"{tuple(tensor.shape)} of {tensor.dtype}"

@@ -1,0 +1,201 @@
+"""A worker's link to its job: rendezvous client, progress thread and consumer, as one thing."""
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import torch
+
+from rdt_plan import SyncPlan
+from rdt_plan.records import JobRecord
+from rdt_transport.consumer import Consumer
+from rdt_transport.errors import RdtTransportError, RendezvousLostError, SyncAbortedError
+from rdt_transport.progress import ProgressThread
+from rdt_transport.pulling import OnChunk, SyncStats
+from rdt_transport.rendezvous import (
+    ConnectionLost,
+    ConsumerDropped,
+    EpochFailed,
+    RendezvousAddress,
+    RendezvousClient,
+    RendezvousEvent,
+    SessionChanged,
+)
+from rdt_transport.wire.base import Wire
+from rdt_vllm.errors import AttachedElsewhereError, InitInfoError, LifecycleError
+
+__all__ = ["JobLink"]
+
+_logger = logging.getLogger("rdt_vllm")
+
+FAIL_TIMEOUT_SECONDS = 5.0  # telling the others that a sync failed must not hold the error up
+
+
+class JobLink:
+    """Opened by its constructor and `attach`, ended by `close`; one a worker at a time.
+
+    Args:
+        address: of the job's rendezvous.
+        make_wire: makes the wire; called on the progress thread.
+        name: of this worker, for threads.
+        timeout_seconds: deadline of every wait.
+
+    Attributes:
+        traffic: bytes that the last committed epoch pulled and landed; None before one.
+
+    Raises:
+        WireError: there is no wire to be had (NIXL is missing or too old, say).
+        RendezvousError: the rendezvous refuses or cannot be reached, or the producers stay away.
+    """
+
+    def __init__(
+        self,
+        address: RendezvousAddress,
+        make_wire: Callable[[], Wire],
+        *,
+        name: str,
+        timeout_seconds: float,
+    ) -> None:
+        self.address = address
+        self._timeout_seconds = timeout_seconds
+        self._consumer: Consumer | None = None
+        self._lost: str | None = None
+        self._stats: SyncStats | None = None
+        self.traffic: dict[str, int] | None = None
+        with ExitStack() as undo:
+            self._progress = ProgressThread(make_wire, name=f"{name}-progress")
+            undo.callback(self._progress.close)
+            self._client = RendezvousClient(
+                address, on_event=self._on_event, connect_timeout_seconds=timeout_seconds
+            )
+            undo.callback(self._client.close)
+            self.job: JobRecord = self._client.job(timeout_seconds)
+            undo.pop_all()
+
+    @property
+    def lost(self) -> str | None:
+        """Why this link is void; None while it is good."""
+        return self._lost
+
+    @property
+    def consumer(self) -> Consumer:
+        """The attached consumer; raises `LifecycleError` before `attach`."""
+        if self._consumer is None:
+            raise LifecycleError("this worker has not attached to its job")
+        return self._consumer
+
+    def check_free(self, address: RendezvousAddress) -> None:
+        """Raise `AttachedElsewhereError` if a worker with this link may not join ``address``.
+
+        It may when the link is void, or when the job is the same one.
+        """
+        ours = self.address
+        if self._lost is None and (ours.job, ours.token) != (address.job, address.token):
+            raise AttachedElsewhereError(
+                f"this worker is attached to job {ours.job!r} at {ours}, and job {address.job!r} "
+                f"at {address} asks for it: two trainers cannot push into one worker; end the "
+                "first, or shut its weight transfer down"
+            )
+
+    def attach(
+        self, plan: SyncPlan, num_workers: int, on_chunk: OnChunk, device: torch.device
+    ) -> None:
+        """Subscribe with ``plan``, connect to its producers and prepare every read.
+
+        Raises `RendezvousError` and `WireError` subclasses; call `close` then.
+        """
+        self._consumer = Consumer(
+            self._progress,
+            self._client,
+            plan=plan,
+            num_workers=num_workers,
+            on_chunk=on_chunk,
+            device=device,
+        )
+        self._consumer.attach(self._timeout_seconds)
+
+    def start(self, session: str, epoch: int) -> None:
+        """Begin pulling that epoch; returns at once.
+
+        Raises `InitInfoError` when the session is not the one this worker attached to, and what
+        `RendezvousClient.epoch_record` and `Consumer.start` raise.
+        """
+        if session != self.job.session:
+            raise InitInfoError(
+                f"update_info names session {session!r}, this worker is attached to session "
+                f"{self.job.session!r} of job {self.job.job!r}: initialise the transfer again"
+            )
+        try:
+            if self._lost is not None:
+                raise SyncAbortedError(f"{self._lost}: initialise the transfer again")
+            record = self._client.epoch_record(self._timeout_seconds, epoch)
+        except RendezvousLostError as error:  # we notice before we are told
+            raise SyncAbortedError(f"{error}: initialise the transfer again") from error
+        self.consumer.start(record)
+
+    def wait(self) -> SyncStats:
+        """Block until every chunk of the epoch is scattered; raises what ended it."""
+        self._stats = self.consumer.wait(self._timeout_seconds)
+        return self._stats
+
+    def commit(self) -> None:
+        """Have the epoch accepted; raises `TornError` when it is refused."""
+        self.consumer.commit(self._timeout_seconds)
+        if self._stats is not None:
+            landed = self.consumer.plan.bytes_landed
+            self.traffic = {"bytes_pulled": self._stats.bytes_pulled, "bytes_landed": landed}
+
+    def give_up(self, epoch: int, error: BaseException) -> None:
+        """Stop pulling, and fail the epoch for everybody; nothing is in flight afterwards.
+
+        A worker that was dropped fails it for nobody: the others finish without it.
+        """
+        if self._lost is None:
+            reason = f"{self.consumer.plan.consumer}: {error}"
+            try:
+                self._client.fail(epoch, reason, FAIL_TIMEOUT_SECONDS)
+            except RdtTransportError as failure:
+                _logger.warning("could not fail epoch %d for the others: %s", epoch, failure)
+        try:
+            self.consumer.abort(error)
+        except RdtTransportError as failure:
+            # What is still in flight could land in the next epoch.
+            self._lost = self._lost or f"epoch {epoch} could not be ended ({failure})"
+            raise
+
+    def close(self) -> None:
+        """Detach and end the threads; errors are logged, so that all of it is tried. Idempotent."""
+        for close in (
+            self._consumer.close if self._consumer is not None else None,
+            self._progress.close,
+            self._client.leave if self._lost is None else None,
+            self._client.close,
+        ):
+            if close is None:
+                continue
+            try:
+                close()
+            except RdtTransportError as error:
+                _logger.warning("closing the link to job %s: %s", self.address.job, error)
+        self._consumer = None
+        self._lost = self._lost or "this link is closed"
+
+    def _on_event(self, event: RendezvousEvent) -> None:
+        consumer = self._consumer
+        match event:
+            case ConnectionLost(reason):
+                self._lost = f"the rendezvous of job {self.address.job} is gone ({reason})"
+            case SessionChanged(session):
+                self._lost = f"job {self.address.job} has begun session {session}"
+            case ConsumerDropped(dropped, incarnation, reason):
+                if consumer is None or consumer.incarnation.hex() != incarnation:
+                    return
+                self._lost = f"consumer {dropped} was dropped ({reason})"
+            case EpochFailed():
+                if consumer is not None:
+                    consumer.on_event(event)
+                return
+            case _:
+                return
+        if consumer is not None:
+            consumer.fail(SyncAbortedError(self._lost))

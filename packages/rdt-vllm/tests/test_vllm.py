@@ -1,0 +1,94 @@
+"""The version gate and the seams, against the vLLM that is installed."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import vllm
+from torch import nn
+from vllm.v1.worker.gpu_worker import Worker
+
+from rdt_vllm import _vllm
+from rdt_vllm.errors import VllmVersionError
+from rdt_vllm.testing.checkpoint import write_checkpoint
+from rdt_vllm.testing.single_worker import worker_config
+from rdt_vllm.testing.tiny_models import TINY_QWEN3
+
+pytestmark = pytest.mark.engine
+
+
+def test_the_installed_version_passes() -> None:
+    _vllm.check_version()
+
+
+def test_an_old_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "__version_tuple__", (0, 28, 1))
+    monkeypatch.setattr(vllm, "__version__", "0.28.1")
+
+    with pytest.raises(VllmVersionError, match=r"0\.28\.1 is too old.*upgrade vLLM"):
+        _vllm.check_version()
+
+
+def test_a_version_that_lacks_what_we_build_on_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.model_executor.model_loader.reload import meta
+
+    monkeypatch.delattr(meta, "restore_layer_on_meta")
+
+    with pytest.raises(VllmVersionError, match=r"has no .*meta\.restore_layer_on_meta"):
+        _vllm.check_version()
+
+
+def test_facts_come_from_the_configuration(tmp_path: Path) -> None:
+    folder = write_checkpoint(TINY_QWEN3.build(0), tmp_path)
+    config = worker_config(folder)
+    model = nn.Linear(2, 2)
+    assert _vllm.engine_facts(config, model) == _vllm.EngineFacts()
+
+    config.parallel_config.enable_eplb = True
+    config.offload_config.uva.cpu_offload_gb = 1.0
+    config.speculative_config = SimpleNamespace(method="eagle")  # type: ignore[assignment]
+    config.lora_config = SimpleNamespace()  # type: ignore[assignment]
+    model.process_weights_after_loading = lambda: None  # type: ignore[assignment]
+
+    assert _vllm.engine_facts(config, model) == _vllm.EngineFacts(
+        eplb=True, draft_method="eagle", lora=True, offload=True, model_hook=True
+    )
+    config.parallel_config = SimpleNamespace()  # type: ignore[assignment]
+    with pytest.raises(VllmVersionError, match="enable_eplb"):
+        _vllm.engine_facts(config, model)
+
+
+class Engine:
+    """As much of an engine as the worker touches when an update ends."""
+
+    def __init__(self, ends_failed_finish: bool) -> None:
+        self.ends_failed_finish = ends_failed_finish
+        self.resets = 0
+
+    def finish_weight_update(self) -> None:
+        raise RuntimeError("no commit")
+
+    def reset_weight_update_target(self) -> None:
+        self.resets += 1
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_failed_finish_ends_the_workers_update_for_our_engine_only(
+    ours: bool, tmp_path: Path
+) -> None:
+    _vllm.amend_worker()
+    wrapped = Worker.finish_weight_update
+    _vllm.amend_worker()
+    assert Worker.finish_weight_update is wrapped
+
+    worker: Any = Worker.__new__(Worker)
+    worker.vllm_config = worker_config(write_checkpoint(TINY_QWEN3.build(0), tmp_path))
+    worker.weight_transfer_engine = Engine(ours)
+    worker._weight_update_active = True
+
+    with pytest.raises(RuntimeError, match="no commit"):
+        worker.finish_weight_update()
+
+    assert worker._weight_update_active is not ours
+    assert worker.weight_transfer_engine.resets == int(ours)
