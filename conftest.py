@@ -32,7 +32,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         path.write_text(json.dumps(counts))
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)   # outermost: after the short summary of this run
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: after the short summary of this run
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None]:
     result = yield
     path = terminalreporter.config.getoption("--add-counts")
