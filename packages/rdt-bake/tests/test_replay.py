@@ -14,8 +14,8 @@ from rdt_bake import (
     record,
     replay,
 )
-from rdt_bake.testing import random_weights
-from rdt_plan import ITEM_BYTES, Fill, ParamMeta, Placement, Slice
+from rdt_bake.testing import check_recording, random_weights
+from rdt_plan import ITEM_BYTES, Fill, ParamMeta, Placement, Slice, canonical
 
 
 def packed(tensor: Tensor) -> Tensor:
@@ -93,6 +93,71 @@ def test_packed_bytes_at_an_odd_address() -> None:
     destination = torch.zeros(2)
     apply_placement(place((2,), (1,)), chunk[1:], destination)
     assert destination.tolist() == [1, 2]
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+@given(st.sampled_from(sorted(ITEM_BYTES)), st.integers(0, 17), st.data())
+def test_sources_of_any_alignment_and_length(dtype: str, start: int, data: st.DataObject) -> None:
+    item = ITEM_BYTES[dtype]
+    offset, extents = data.draw(st.integers(0, 2)), data.draw(st.sampled_from([(3,), (2, 2), ()]))
+    steps = {(3,): (2,), (2, 2): (3, 1), (): ()}[extents]
+    region = Slice("w", dtype, offset, extents, steps)
+    reach = 1 + sum((n - 1) * step for n, step in zip(extents, steps, strict=True))
+    num_bytes = (offset + reach) * item + data.draw(st.integers(0, 17))
+    held = torch.arange(7, 7 + start + num_bytes, dtype=torch.uint8)
+    source = held[start:]
+    packed_source = source[: num_bytes // item * item].view(-1, item)
+    at = torch.arange(num_bytes // item).as_strided(extents, steps, offset).reshape(-1)
+    for found in (read_slice(source, region), fetch_from({"w": source})(region)):
+        assert found.dtype == getattr(torch, dtype) and found.shape == extents
+        assert found.stride() == steps
+        # By memory: a copy of bools would normalise them.
+        landed = torch.empty(0, dtype=torch.uint8).set_(
+            found.untyped_storage(),
+            found.storage_offset() * item,
+            (*extents, item),
+            (*(step * item for step in steps), 1),
+        )
+        assert torch.equal(landed.reshape(-1), packed_source[at].reshape(-1))
+    with pytest.raises(ReplayError, match=f"holds {num_bytes} bytes"):
+        read_slice(source, Slice("w", dtype, num_bytes // item, (1,), (1,)))
+
+
+def test_a_source_that_starts_at_an_odd_byte() -> None:
+    source = torch.arange(9, dtype=torch.uint8)[1:]
+    found = read_slice(source, canonical("w", "float32", 0, (2,), (1,)))
+    assert found.view(torch.uint8).tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    nothing = read_slice(source, canonical("w", "float32", 0, (0,), (1,)))
+    assert nothing.shape == (0,) and nothing.dtype == torch.float32
+
+
+def test_a_loader_that_views_part_of_an_odd_length() -> None:
+    def make() -> nn.Module:
+        return nn.ParameterList([nn.Parameter(torch.zeros(1), requires_grad=False)])
+
+    def load(model: nn.Module, pairs) -> None:
+        for _, weight in pairs:
+            model[0].copy_(weight[:4].view(torch.float32))
+
+    recording = check_recording(make, load, [ParamMeta("w", "uint8", (5,))])
+    model = make()
+    replay(recording, model, fetch_from({"w": torch.arange(6, dtype=torch.uint8)[1:]}))
+    assert model[0].view(torch.uint8).tolist() == [1, 2, 3, 4]
+
+
+def test_conjugated_sources_are_read_by_value() -> None:
+    values = torch.tensor([1 + 2j, 3 - 4j])
+    found = read_slice(values.conj(), Slice("w", "complex64", 0, (2,), (1,)))
+    assert found.tolist() == [1 - 2j, 3 + 4j]
+
+
+def test_a_destination_that_starts_at_an_odd_byte_is_refused() -> None:
+    destination = torch.zeros(9, dtype=torch.uint8)[1:]
+    with pytest.raises(ReplayError, match=r"m\.w: it starts at byte 1 .* multiple of the 4 bytes"):
+        apply_placement(place((2,), (1,)), packed(torch.ones(2)), destination)
+    with pytest.raises(ReplayError, match=r"m\.w: it starts at byte 1 "):
+        apply_fill(Fill("m", "w", 0, (2,), (1,), "float32", 1.0), destination)
+    assert not destination.any()
 
 
 def test_misfits_are_refused_by_name() -> None:

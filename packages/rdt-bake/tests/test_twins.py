@@ -1,8 +1,9 @@
 """The model is left exactly as it was found."""
 
 import contextlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -342,16 +343,142 @@ def test_tensors_that_cannot_be_watched_are_left_alone() -> None:
 
 
 def test_a_restore_that_fails_restores_the_rest_first() -> None:
-    class Stubborn(list):
-        def clear(self) -> None:
-            raise RuntimeError("cannot clear")
+    class Stubborn(nn.Parameter):
+        def requires_grad_(self, requires_grad: bool = True) -> Tensor:
+            raise RuntimeError("cannot change")
 
-    model = nn.Linear(2, 2)
-    model.stubborn = Stubborn([1])
-    weight = model.weight
-    with pytest.raises(RuntimeError, match="cannot clear"):
-        record(model, lambda pairs: model.stubborn.append(2), ONE)
-    assert model.weight is weight
+    kinds = [nn.Parameter, Stubborn, nn.Parameter]
+    model = nn.ParameterList([kind(torch.zeros(2, device="meta")) for kind in kinds])
+    before = list(model)
+
+    def load(pairs: Pairs) -> None:
+        for param in model:
+            Tensor.requires_grad_(param, False)
+        model.append(torch.zeros(1))
+
+    with pytest.raises(RuntimeError, match="cannot change"):
+        record(model, load, ONE, exempt=lambda module, param: True)
+    assert all(a is b for a, b in zip(model, before, strict=True))
+    assert [param.requires_grad for param in model] == [True, False, True]
+
+
+class Refusing(dict):
+    """A dict whose own methods refuse, and that counts what was set."""
+
+    def __init__(self, **items: Any) -> None:
+        dict.update(self, items)
+        self.log = ["made"]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+        self.log.append(key)
+
+    def clear(self) -> None:
+        raise RuntimeError("cannot clear")
+
+    copy = update = clear
+
+
+class Nested(nn.Module):
+    """Containers in containers of every kind, in modules and on tensors; one holds itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cfg = {"seen": [], "sets": {"a": {1, 2}}, "ordered": OrderedDict(b=[1], a=[2])}
+        self.l = [[], ({"in a tuple": [0]}, 1), deque([1, [2]], maxlen=2), (1, 2)]
+        self.counts = [Counter(a=2), defaultdict(list, k=[1]), Refusing(k=[1])]
+        self.cycle: list[Any] = [{}]
+        self.cycle[0]["back"] = self.cycle
+        self.unregistered = {"layers": [[nn.Linear(2, 2)]]}
+        self.unregistered["layers"][0][0].seen = [0]
+        self.deep = [[torch.zeros(2), torch.nested.nested_tensor([torch.zeros(1)])]]
+        self.deep[0][0].names = [["x"]]
+        self.weight = nn.Parameter(torch.zeros(4, 4), requires_grad=False)
+        self.weight.shards = [{"q": [0]}]
+
+
+def contents(value: Any, path: str, found: dict[str, Any]) -> dict[str, Any]:
+    """Identity and order of all that containers, modules and tensors reach, by path."""
+    found[path] = id(value)
+    if id(value) in found.setdefault("seen", []):
+        return found
+    if isinstance(value, (nn.Module, Tensor, Refusing)):
+        found["seen"].append(id(value))
+        contents(value.__dict__, f"{path}.", found)
+    if isinstance(value, Tensor) and not value.is_nested:
+        found[f"{path}!"] = geometry(value), value.requires_grad
+    if isinstance(value, (dict, list, tuple, set, deque)):
+        found["seen"].append(id(value))
+        items = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
+        found[f"{path}!"] = [key for key, _ in items]
+        for key, item in items:
+            contents(item, f"{path}[{key!r}]", found)
+    return found
+
+
+def change_deeply(model: Nested) -> None:
+    model.cfg["seen"].append("w")
+    model.cfg["sets"]["a"].add(3)
+    model.cfg["sets"]["b"] = {}
+    model.cfg["ordered"].move_to_end("b")
+    model.cfg["ordered"]["a"].clear()
+    model.l[0].append("w")
+    model.l[1][0]["in a tuple"].append(1)
+    model.l[2].append(3)
+    model.l[2][0].append(3)
+    model.l[3] = tuple([1, 2])  # equal, and another
+    model.counts[0]["a"] += 1
+    model.counts[1]["new"].append(1)
+    model.counts[1]["k"].append(1)
+    model.counts[2]["k"] = 1
+    model.cycle[0]["back"] = None
+    hidden = model.unregistered["layers"][0][0]
+    hidden.seen.append(1)
+    hidden.weight.requires_grad_(False)
+    model.unregistered["layers"][0].append(nn.Identity())
+    model.deep[0][0].names[0].append("y")
+    model.deep[0][0].data = torch.zeros(3)
+    model.deep[0].pop()
+    model.weight.shards[0]["q"].append(1)
+    model.weight.shards.append({})
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("raises", [False, True])
+def test_nested_containers_are_restored(raises: bool) -> None:
+    model = Nested()
+    before = contents(model, "", {})
+    counts = [dict(model.counts[0]), dict(model.counts[1]), dict(model.counts[2])]
+
+    def load(pairs: Pairs) -> None:
+        for _, weight in pairs:
+            model.weight.copy_(weight)
+        change_deeply(model)
+        assert contents(model, "", {}) != before
+        if raises:
+            raise KeyError("loader failed")
+
+    with pytest.raises(KeyError) if raises else contextlib.nullcontext():
+        record(model, load, ONE)
+    assert contents(model, "", {}) == before
+    assert [dict(held) for held in model.counts] == counts
+    assert model.cfg["seen"] == model.l[0] == []
+
+
+def test_containers_nested_deeply_are_restored() -> None:
+    model = nn.Linear(4, 4, bias=False)
+    model.nest = innermost = []
+    for _ in range(5000):
+        model.nest = [model.nest]
+    record(model, lambda pairs: innermost.append(1), ONE)
+    assert innermost == []
+
+
+def test_what_other_objects_hold_is_theirs() -> None:
+    model = nn.Linear(4, 4, bias=False)
+    model.helper = SimpleNamespace(count=0)
+    record(model, lambda pairs: setattr(model.helper, "count", 1), ONE)
+    assert model.helper.count == 1
 
 
 def test_a_model_that_cannot_be_swapped_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

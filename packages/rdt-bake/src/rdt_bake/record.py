@@ -41,9 +41,12 @@ def record(
     """Runs ``load_weights`` once over meta tensors and says where every weight lands.
 
     The model is left exactly as it was found, also when this raises: the same tensors, loaders,
-    attributes, containers and hooks. Call it on the thread that may use the model, with no forward
-    in flight and no ``torch.device`` context active (that slows every operation of the load); a
-    loader must do its copies on this thread.
+    attributes and hooks, and the same contents of dicts, lists, sets and deques at any depth. Not
+    covered are what objects of any other class hold (``model.helper.count``), and the values of
+    tensors that are no parameter, buffer or attribute of a module of the model, nor an item of
+    one that is a list, tuple or dict: what a loader writes there stays. Call it on the thread that
+    may use the model, with no forward in flight and no ``torch.device`` context active (that slows
+    every operation of the load); a loader must do its copies on this thread.
 
     Args:
         model: its tensors may be real or on meta.

@@ -21,7 +21,11 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: tor
 
 
 def read_slice(tensor: Tensor, region: Slice) -> Tensor:
-    """The strided view ``region`` of a full, contiguous source ``tensor``, as ``region.dtype``.
+    """The elements of ``region`` in a full, contiguous source ``tensor``, as ``region.dtype``.
+
+    Any alignment and length of the source will do. The result has the region's strides; it is a
+    view of the source, or of a copy where the source starts at no whole element of
+    ``region.dtype`` in its storage. Read it only.
 
     Raises:
         ReplayError: the tensor is not contiguous, or too small.
@@ -30,17 +34,16 @@ def read_slice(tensor: Tensor, region: Slice) -> Tensor:
         raise ReplayError(f"source {region.name!r} is not contiguous: strides {tensor.stride()}")
     flat = _flat_bytes(tensor)
     dtype = getattr(torch, region.dtype)
-    reach = (
-        region.offset
-        + 1
-        + sum((n - 1) * step for n, step in zip(region.shape, region.stride, strict=True))
-    )
-    if region.numel and reach * dtype.itemsize > flat.numel():
+    item, offset = dtype.itemsize, region.offset
+    stop = offset + (_span(region.shape, region.stride) if region.numel else 0)
+    if region.numel and stop * item > flat.numel():
         raise ReplayError(
             f"source {region.name!r} holds {flat.numel()} bytes, expected at least "
-            f"{reach * dtype.itemsize} for {region}"
+            f"{stop * item} for {region}"
         )
-    return _view(flat, dtype, region.offset, region.shape, region.stride)
+    if first_element(flat) % item:
+        flat, offset = flat[offset * item : stop * item].clone(), 0
+    return _view(flat, dtype, offset, region.shape, region.stride, f"source {region.name!r}")
 
 
 def fetch_from(tensors: Mapping[str, Tensor]) -> Callable[[Slice], Tensor]:
@@ -77,7 +80,9 @@ def apply_placement(placement: Placement, packed_slice: Tensor, destination: Ten
         into = _region(destination, placement, dtype)
     else:
         into = _region(destination, placement, getattr(torch, placement.dtype))
-    value = _view(packed_slice, dtype, 0, placement.shape, placement.source_stride)
+    value = _view(
+        packed_slice, dtype, 0, placement.shape, placement.source_stride, f"slice {region.name!r}"
+    )
     with torch.no_grad():
         into.copy_(value)
 
@@ -130,21 +135,21 @@ def _destinations(
 
 
 def _region(destination: Tensor, write: Write, dtype: torch.dtype) -> Tensor:
-    item = dtype.itemsize
     start = first_element(destination) * destination.dtype.itemsize
-    reach = (
-        write.offset
-        + 1
-        + sum((n - 1) * step for n, step in zip(write.shape, write.stride, strict=True))
-    )
-    storage_bytes = destination.untyped_storage().nbytes()
-    if start % item or write.offset < 0 or start + reach * item > storage_bytes:
+    stop = (write.offset + _span(write.shape, write.stride)) * dtype.itemsize
+    found = destination.untyped_storage().nbytes() - start
+    what = f"{write.module}.{write.param}"
+    if write.offset < 0 or stop > found:
         raise ReplayError(
-            f"{write.module}.{write.param}: the region ends at byte {reach * item}, found "
-            f"{storage_bytes - start} bytes in a tensor of shape {tuple(destination.shape)} and "
-            f"{destination.dtype}"
+            f"{what}: the region ends at byte {stop}, found {found} bytes in a tensor of shape "
+            f"{tuple(destination.shape)} and {destination.dtype}"
         )
-    return _view(destination, dtype, write.offset, write.shape, write.stride)
+    return _view(destination, dtype, write.offset, write.shape, write.stride, what)
+
+
+def _span(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    """Elements from the first of a region that is not empty to its last, both counted."""
+    return 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
 
 
 def _view(
@@ -153,16 +158,28 @@ def _view(
     offset: int,
     shape: tuple[int, ...],
     stride: tuple[int, ...],
+    what: str,
 ) -> Tensor:
-    """A region of the tensor's memory, counted in ``dtype`` from its first element."""
-    first = first_element(tensor) * tensor.dtype.itemsize // dtype.itemsize
+    """A region of the tensor's memory, counted in ``dtype`` from its first element.
+
+    Raises:
+        ReplayError: the tensor starts at no whole element of ``dtype``; names it as ``what``.
+    """
+    start = first_element(tensor) * tensor.dtype.itemsize
+    first, rest = divmod(start, dtype.itemsize)
+    if rest:
+        raise ReplayError(
+            f"{what}: it starts at byte {start} of its storage, expected a multiple of the "
+            f"{dtype.itemsize} bytes of {dtype}; clone it to view it so"
+        )
     return torch.empty(0, dtype=dtype, device=tensor.device).set_(
         tensor.untyped_storage(), first + offset, shape, stride
     )
 
 
 def _flat_bytes(tensor: Tensor) -> Tensor:
-    """All bytes of a contiguous tensor, as 1-D uint8."""
+    """All bytes of a contiguous tensor's values, as 1-D uint8."""
+    tensor = tensor.resolve_conj().resolve_neg()  # bits that change what the bytes stand for
     num_bytes = tensor.numel() * tensor.dtype.itemsize
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(
         tensor.untyped_storage(),

@@ -1,9 +1,11 @@
 """Meta twins that stand in for a model's tensors while its loaders run.
 
 `MetaTwins` swaps them in and puts everything back: tensors, the attributes of modules and of
-parameters, the contents of their containers, hooks.
+tensors, the contents of containers at any depth, hooks. What objects of any other class hold is
+theirs: they may be the whole program's, as a configuration or a process group is.
 """
 
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
@@ -18,6 +20,9 @@ from rdt_bake.places import Place, module_paths, places
 from rdt_bake.tensors import first_element, geometry, has_storage, is_foreign, storage_key
 
 __all__ = ["MetaTwins"]
+
+# In this order: a dict's own methods would break the order of an OrderedDict.
+_CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
 
 
 def _extent(tensor: torch.Tensor) -> int:
@@ -66,42 +71,56 @@ class MetaTwins:
         self._restore()
 
     def _remember(self, found: Iterable[Place]) -> None:
-        """Notes how to put back all that a loader can change in modules and tensors."""
+        """Notes how to put back all that a loader can change in what the model reaches."""
+        todo: list[Any] = [module for _, module in module_paths(self._model)]
+        todo += [place.tensor for place in found]
         seen: set[int] = set()
-        for _, module in module_paths(self._model):
-            if id(module) in seen:
+        while todo:
+            held = todo.pop()
+            if id(held) in seen:
                 continue
-            seen.add(id(module))
-            self._note(module.__dict__)
-            for value in module.__dict__.values():
-                if isinstance(value, (dict, list, set)) and id(value) not in seen:
-                    seen.add(id(value))
-                    self._note(value)
-        for place in found:
-            tensor = place.tensor
-            if id(tensor) not in seen:
-                seen.add(id(tensor))
-                self._note(tensor.__dict__)
-                self._note_tensor(tensor)
+            if isinstance(held, (torch.Tensor, nn.Module)):
+                seen.add(id(held))
+                todo.append(held.__dict__)
+                if isinstance(held, torch.Tensor):
+                    self._note_tensor(held)
+            elif isinstance(held, tuple):
+                seen.add(id(held))
+                todo += held
+            elif isinstance(held, _CONTAINERS):
+                seen.add(id(held))
+                todo += self._note(held)
+                if type(held) not in _CONTAINERS:
+                    todo.append(getattr(held, "__dict__", None))
 
-    def _note(self, held: Any) -> None:
-        """Remembers the contents of a dict, list or set."""
-        before = held.copy()
-        items = list(before.items()) if isinstance(held, dict) else list(before)
+    def _note(self, held: Any) -> list[Any]:
+        """Remembers the contents of a container, and returns them.
+
+        By its builtin class's own methods: those of a subclass may do more, or refuse.
+        """
+        kind = next(kind for kind in _CONTAINERS if isinstance(held, kind))
+        before = _contents(kind, held)
 
         def undo() -> None:
-            now = list(held.items()) if isinstance(held, dict) else list(held)
-            if len(now) == len(items) and all(map(_same, now, items)):
+            now = _contents(kind, held)
+            if len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True)):
                 return
-            held.clear()
-            held.extend(before) if isinstance(held, list) else held.update(before)
+            kind.clear(held)
+            if issubclass(kind, dict):
+                half = len(before) // 2
+                kind.update(held, zip(before[:half], before[half:], strict=True))
+            elif kind is set:
+                kind.update(held, before)
+            else:
+                kind.extend(held, before)
 
         self._undo.append(undo)
+        return before
 
     def _note_tensor(self, tensor: torch.Tensor) -> None:
         """Remembers class, storage and geometry of a tensor."""
         kind, requires_grad = tensor.__class__, tensor.requires_grad
-        if is_foreign(kind) or not has_storage(tensor):
+        if is_foreign(kind) or tensor.is_nested or not has_storage(tensor):
             return
         empty = is_lazy(tensor)
         found = None if empty else geometry(tensor)
@@ -222,7 +241,8 @@ class MetaTwins:
         return destination
 
 
-def _same(now: Any, before: Any) -> bool:
-    if isinstance(before, tuple) and isinstance(now, tuple):  # an item of a dict
-        return len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
-    return now is before
+def _contents(kind: Any, held: Any) -> list[Any]:
+    """The items of a container, or a dict's keys and then its values."""
+    if issubclass(kind, dict):
+        return [*kind.keys(held), *kind.values(held)]
+    return list(kind.__iter__(held))
