@@ -128,4 +128,5 @@ def test_a_failing_call_does_not_shift_the_answers_of_later_ones(engines: Engine
         with pytest.raises(Exception, match="no_such_method"):
             llm.collective_rpc("no_such_method")
         answers = llm.collective_rpc("rdt_traffic")
-        assert [set(answer) for answer in answers] == [{"bytes_pulled", "bytes_landed"}] * 2
+        assert all({"bytes_pulled", "bytes_landed"} <= set(answer) for answer in answers)
+        assert len(answers) == 2

@@ -8,7 +8,7 @@ rendezvous, and the weights go from the trainer's memory into vLLM's workers by 
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from logging import ERROR
 from pathlib import Path
@@ -22,8 +22,10 @@ from examples.demo.report import DemoReport, Sync
 PROMPT = (7, 8, 9, 10, 11, 12)
 NUM_TOKENS = 6
 STEPS_PER_SYNC = 3
-TABLE_CHARS = 126  # what the table needs, on a narrower terminal as well
 FLIPPED = "model.norm.weight"  # the parameter in which one byte is changed, to see the check fail
+TABLE_CHARS = 140  # what the table needs, on a narrower terminal as well
+ANSWER_SECONDS = 120.0
+START_SECONDS = 240.0  # vLLM imports for half a minute where nothing is in the page cache
 
 console = Console()
 
@@ -35,54 +37,67 @@ class Model(StrEnum):
     LLAMA = "llama"
 
 
-@contextmanager
-def actors(model: Model, tp: int, folder: Path) -> Iterator[tuple[Any, Any]]:
-    """A trainer and a server in a local Ray cluster; everything is gone afterwards."""
+def answer(reference: Any, doing: str, seconds: float = ANSWER_SECONDS) -> Any:
+    """What an actor answers, shown as ``doing`` meanwhile; an error names it after the deadline."""
     import ray
 
-    from examples.demo.server import DemoServer
-    from examples.demo.trainer import DemoTrainer
-
-    with console.status("starting Ray"):
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=ERROR)
-    try:
-        with console.status("building the model"):
-            trainer: Any = ray.remote(num_cpus=0)(DemoTrainer).remote(model.value)
-            config = str(folder / "initial")
-            model_bytes = ray.get(trainer.save.remote(config))
-        console.print(f"trainer: {model.value}, {model_bytes:,} bytes of weights")
-        with console.status(f"starting vLLM over {tp} worker(s), about half a minute"):
-            server: Any = ray.remote(num_cpus=0)(DemoServer).remote(config, tp)
-            ray.get(server.generate.remote(PROMPT, 1))
+    with console.status(doing):
         try:
-            with console.status("recording the loaders and connecting"):
-                ray.get(trainer.connect.remote(server))
-            console.print("vLLM runs, its workers are attached")
-            yield trainer, server
-        finally:
-            ray.get(trainer.close.remote())
-            ray.get(server.stop.remote())
-    finally:
-        ray.shutdown()
+            return ray.get(reference, timeout=seconds)
+        except ray.exceptions.GetTimeoutError as error:
+            raise TimeoutError(f"{doing}: no answer within {seconds:g} s") from error
+
+
+@contextmanager
+def actors(model: Model, tp: int, folder: Path) -> Iterator[tuple[Any, Any, int]]:
+    """A trainer and a server in a local Ray cluster, and the bytes of the model's weights.
+
+    Whatever happens, everything is gone afterwards.
+    """
+    import ray
+
+    from examples.demo.trainer import DemoTrainer
+    from rdt_vllm.testing.engine_actor import EngineActor
+
+    with ExitStack() as undo:
+        with console.status("starting Ray"):
+            ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=ERROR)
+        undo.callback(ray.shutdown)
+        trainer: Any = ray.remote(num_cpus=0)(DemoTrainer).remote(model.value)
+        initial = str(folder / "initial")
+        num_bytes = answer(trainer.save.remote(initial), "building the model")
+        console.print(f"trainer: {model.value}, {num_bytes:,} bytes of weights")
+        # Random weights until the first sync.
+        server: Any = ray.remote(num_cpus=0)(EngineActor).remote(initial, tp, load_format="dummy")
+        undo.callback(lambda: answer(server.stop.remote(), "stopping vLLM"))
+        before = answer(
+            server.generate.remote(PROMPT, NUM_TOKENS),
+            f"starting vLLM over {tp} worker(s), about half a minute",
+            START_SECONDS,
+        )
+        undo.callback(lambda: answer(trainer.close.remote(), "detaching"))
+        answer(trainer.connect.remote(server), "recording the loaders and connecting")
+        console.print(f"vLLM runs, its workers are attached; tokens {' '.join(map(str, before))}")
+        yield trainer, server, num_bytes
 
 
 def one_sync(trainer: Any, server: Any, epoch: int, folder: Path) -> Sync:
     """Train, sync, and prove every worker exact."""
-    import ray
-
-    with console.status(f"epoch {epoch}: training"):
-        loss = ray.get(trainer.train.remote(STEPS_PER_SYNC))
-    with console.status(f"epoch {epoch}: syncing"):
-        ray.get(server.observe.remote())
-        stages = ray.get(trainer.sync.remote())
-    with console.status(f"epoch {epoch}: comparing with a fresh model"):
-        checkpoint = str(folder / f"epoch{epoch}")
-        ray.get(trainer.save.remote(checkpoint))
-        report = ray.get(server.check.remote(checkpoint, PROMPT))
-        tokens = ray.get(server.generate.remote(PROMPT, NUM_TOKENS))
-        traffic = ray.get(server.traffic.remote())
+    where = f"epoch {epoch}:"
+    loss = answer(trainer.train.remote(STEPS_PER_SYNC), f"{where} training")
+    answer(server.observe.remote(), f"{where} watching")
+    stages = answer(trainer.sync.remote(), f"{where} syncing")
+    checkpoint = str(folder / f"epoch{epoch}")
+    answer(trainer.save.remote(checkpoint), f"{where} writing down what was sent")
+    report = answer(server.check.remote(checkpoint, PROMPT), f"{where} comparing with a fresh model")
+    tokens = answer(server.generate.remote(PROMPT, NUM_TOKENS), f"{where} generating")
+    traffic = answer(server.traffic.remote(), f"{where} counting bytes")
+    for stage in ("read", "scatter"):  # the slowest worker's
+        seconds = (worker["stage_seconds"][stage] for worker in traffic)
+        stages[stage] = max(seconds) * 1e3
+    stages["total"] = stages.pop("total")  # last
     console.print(
-        f"epoch {epoch}: loss {loss:.2f}, {stages['total']:.0f} ms, "
+        f"{where} loss {loss:.2f}, {stages['total']:.0f} ms, "
         f"{'exact' if report.ok else report}, tokens {' '.join(map(str, tokens))}"
     )
     return Sync(
@@ -103,17 +118,13 @@ def main(
     json: Annotated[Path | None, typer.Option(help="write the results there")] = None,
 ) -> None:
     """Watch a real vLLM follow a model in training, exactly."""
-    import ray
-
     with tempfile.TemporaryDirectory(prefix="rdt-demo-") as name:
         folder = Path(name)
-        with actors(model, tp, folder) as (trainer, server):
-            before = ray.get(server.generate.remote(PROMPT, NUM_TOKENS))
-            console.print(f"tokens before the first sync: {' '.join(map(str, before))}")
+        with actors(model, tp, folder) as (trainer, server, num_bytes):
             done = [one_sync(trainer, server, epoch, folder) for epoch in range(1, syncs + 1)]
-            flipped = ray.get(server.check.remote(str(folder / f"epoch{syncs}"), PROMPT, FLIPPED))
-            model_bytes = ray.get(trainer.save.remote(str(folder / "last")))
-    report = DemoReport(model.value, tp, done, model_bytes)
+            last = str(folder / f"epoch{syncs}")
+            flipped = answer(server.check.remote(last, PROMPT, FLIPPED), "flipping a byte")
+    report = DemoReport(model.value, tp, done, num_bytes)
     Console(width=max(console.width, TABLE_CHARS)).print(report.table())
     console.print(f"one byte of {FLIPPED} flipped: the check {'passes' if flipped.ok else 'fails'}")
     if json is not None:

@@ -60,7 +60,7 @@ class DemoTrainer:
         }
 
     def save(self, folder: str) -> int:
-        """Write the weights as a checkpoint, which a fresh model will load; bytes of all weights."""
+        """Write the weights as a checkpoint, which a fresh model will load; how many bytes."""
         self._model.save_pretrained(folder)
         return sum(param.nbytes for param in self._model.parameters())
 

@@ -42,7 +42,7 @@ def test_a_dense_data_parallel_rank_needs_to_be_told_the_size() -> None:
     rank = {"data_parallel_index": 1, "data_parallel_size": 1, "world_size": 2, "rank": 1}
     place = {"replica": 0, "num_replicas": 1}
 
-    with pytest.raises(InitInfoError, match=r"worker 3 .* of 2 workers: set init_info's num_work"):
+    with pytest.raises(InitInfoError, match=r"worker 3 .* of 2 workers: give num_workers.* client"):
         worker_identity(**rank, **place)
 
     assert worker_identity(**rank, **place, num_workers=4) == (ConsumerId(0, 3), 4)

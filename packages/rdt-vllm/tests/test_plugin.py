@@ -1,6 +1,8 @@
+import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,6 +38,30 @@ def test_a_vllm_without_weight_transfer_starts_all_the_same(
     plugin.register()
 
     assert "backend 'rdt' is not available" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("failing", "message"),
+    [
+        ("register_engine", "backend 'rdt' is not available"),
+        ("amend_executor", "is available, but .* out of step; upgrade rdt-vllm"),
+    ],
+)
+def test_a_vllm_that_has_changed_starts_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failing: str, message: str
+) -> None:
+    def changed(*args: object) -> None:
+        raise AttributeError("type object 'MultiprocExecutor' has no attribute 'collective_rpc'")
+
+    seams = SimpleNamespace(register_engine=print, amend_executor=print)
+    setattr(seams, failing, changed)
+    monkeypatch.setattr(plugin, "_registered", False)
+    monkeypatch.setitem(sys.modules, "rdt_vllm._vllm", seams)
+    monkeypatch.setattr(rdt_vllm, "_vllm", seams, raising=False)
+
+    plugin.register()
+
+    assert re.search(message, caplog.text)
 
 
 @pytest.mark.engine

@@ -18,6 +18,7 @@ def test_what_can_be_synced_passes(draft_method: str | None) -> None:
         (EngineFacts(offload=True), "offloaded", "without CPU offloading"),
         (EngineFacts(retied_embeddings=True), "tied", "tie_word_embeddings"),
         (EngineFacts(model_hook=True), "as a whole", "not supported yet"),
+        (EngineFacts(device="cuda"), "'cuda' devices", "use CPU workers"),
         (
             EngineFacts(unproven=(("a.b", "Fp8"), ("a.c", "Fp8"), ("", "Int4"))),
             "Fp8 (2 modules, first 'a.b'); Int4 (1 modules, first 'the root')",

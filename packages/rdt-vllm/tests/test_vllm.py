@@ -1,5 +1,6 @@
 """The version gate and the seams, against the vLLM that is installed."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,35 +61,87 @@ def test_facts_come_from_the_configuration(tmp_path: Path) -> None:
 
 
 class Engine:
-    """As much of an engine as the worker touches when an update ends."""
+    """As much of an engine as the worker touches when updates begin and end."""
 
-    def __init__(self, ends_failed_finish: bool) -> None:
-        self.ends_failed_finish = ends_failed_finish
-        self.resets = 0
+    def __init__(self, gives_up_open_updates: bool) -> None:
+        self.gives_up_open_updates = gives_up_open_updates
+        self.calls: list[str] = []
+
+    def start_weight_update(self) -> None:
+        self.calls.append("start")
 
     def finish_weight_update(self) -> None:
         raise RuntimeError("no commit")
 
+    def shutdown(self) -> None:
+        self.calls.append("shutdown")
+
     def reset_weight_update_target(self) -> None:
-        self.resets += 1
+        self.calls.append("reset")
+
+
+@pytest.fixture
+def make_worker(tmp_path: Path) -> Callable[..., Any]:
+    """Makes stock workers, amended, without a device or a model."""
+    _vllm.amend_worker()
+    config = worker_config(write_checkpoint(TINY_QWEN3.build(0), tmp_path))
+
+    def make(ours: bool, update_open: bool) -> Any:
+        worker: Any = Worker.__new__(Worker)
+        worker.vllm_config = config
+        worker.weight_transfer_engine = Engine(ours)
+        worker._weight_update_active = update_open
+        return worker
+
+    return make
+
+
+def test_workers_are_amended_once() -> None:
+    _vllm.amend_worker()
+    wrapped = Worker.finish_weight_update, Worker.start_weight_update
+    _vllm.amend_worker()
+    assert (Worker.finish_weight_update, Worker.start_weight_update) == wrapped
 
 
 @pytest.mark.parametrize("ours", [True, False])
 def test_a_failed_finish_ends_the_workers_update_for_our_engine_only(
-    ours: bool, tmp_path: Path
+    make_worker: Callable[..., Any], ours: bool
 ) -> None:
-    _vllm.amend_worker()
-    wrapped = Worker.finish_weight_update
-    _vllm.amend_worker()
-    assert Worker.finish_weight_update is wrapped
-
-    worker: Any = Worker.__new__(Worker)
-    worker.vllm_config = worker_config(write_checkpoint(TINY_QWEN3.build(0), tmp_path))
-    worker.weight_transfer_engine = Engine(ours)
-    worker._weight_update_active = True
+    worker = make_worker(ours, update_open=True)
 
     with pytest.raises(RuntimeError, match="no commit"):
         worker.finish_weight_update()
 
     assert worker._weight_update_active is not ours
-    assert worker.weight_transfer_engine.resets == int(ours)
+    assert worker.weight_transfer_engine.calls == ["reset"] * ours
+
+
+def test_a_half_failed_update_hinders_no_new_one(make_worker: Callable[..., Any]) -> None:
+    """One worker's update ended by its error, the other's is open."""
+    workers = [make_worker(True, update_open=False), make_worker(True, update_open=True)]
+
+    for worker in workers:
+        worker.start_weight_update()
+
+    assert [worker._weight_update_active for worker in workers] == [True, True]
+    assert [worker.weight_transfer_engine.calls[-1] for worker in workers] == ["start"] * 2
+
+
+def test_an_open_update_hinders_no_shutdown(make_worker: Callable[..., Any]) -> None:
+    worker = make_worker(True, update_open=True)
+
+    worker.shutdown_weight_transfer_engine()
+
+    assert not worker._weight_update_active
+    assert worker.weight_transfer_engine.calls == ["reset", "shutdown"]
+
+
+def test_another_engines_open_update_is_refused_as_ever(make_worker: Callable[..., Any]) -> None:
+    worker = make_worker(False, update_open=True)
+
+    with pytest.raises(RuntimeError, match="already active"):
+        worker.start_weight_update()
+    with pytest.raises(RuntimeError, match="during a weight update"):
+        worker.shutdown_weight_transfer_engine()
+    assert worker._weight_update_active
+    assert worker.weight_transfer_engine.calls == []

@@ -22,7 +22,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-from rdt_vllm.amendments import end_failed_finish, keep_answers_in_step
+from rdt_vllm.amendments import end_open_updates, keep_answers_in_step
 from rdt_vllm.errors import VllmVersionError
 from rdt_vllm.refusals import EngineFacts
 
@@ -203,6 +203,7 @@ def engine_facts(vllm_config: VllmConfig, model: nn.Module) -> EngineFacts:
                 vllm_config.model_config, "word_embeddings_untied_by_checkpoint", False
             ),
             model_hook=hasattr(model, "process_weights_after_loading"),
+            device=vllm_config.device_config.device_type,
             unproven=tuple(_unproven(model)),
         )
     except (AttributeError, ImportError) as error:
@@ -238,10 +239,10 @@ def _unproven(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def amend_worker() -> None:
-    """See `rdt_vllm.amendments.end_failed_finish`; in a worker's process."""
+    """See `rdt_vllm.amendments.end_open_updates`; in a worker's process."""
     from vllm.v1.worker.gpu_worker import Worker
 
-    end_failed_finish(Worker)
+    end_open_updates(Worker)
 
 
 def amend_executor(backend: str) -> None:

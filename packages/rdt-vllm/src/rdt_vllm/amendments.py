@@ -1,9 +1,10 @@
-"""Two repairs of stock vLLM, without which a sync that failed could not be healed by the next one.
+"""Repairs of stock vLLM, without which a sync that failed could not be healed by the next one.
 
-Each wraps one method of a class it is given, for engines of our backend alone. Idempotent.
+Each wraps methods of a class it is given, for engines of our backend alone. Idempotent.
 """
 
 import functools
+import logging
 import pickle
 import time
 import uuid
@@ -12,35 +13,65 @@ from typing import Any
 
 import cloudpickle
 
-__all__ = ["end_failed_finish", "keep_answers_in_step"]
+__all__ = ["end_open_updates", "keep_answers_in_step"]
+
+_logger = logging.getLogger("rdt_vllm")
 
 RESYNC_SECONDS = 60.0  # a worker answers when its present call ends
 
 _MARK = "_rdt_amended"
+_ECHOES = "_rdt_echoes"  # of an executor: which worker still owes which token
+
+# Calls that answer through futures, or whose failure ends the engine anyway.
+_FORWARDS = ("execute_model", "sample_tokens")
 
 
-def end_failed_finish(worker: Any) -> None:
-    """End the update of class ``worker`` when `finish_weight_update` of our engine raises.
+# ---- a worker's update, which must not stay open -----------------------------------------------
 
-    Stock vLLM leaves the update open then, and refuses the next `start_weight_update`: the sync
-    that would heal the worker. (It does end the update when `update_weights` raises.)
+
+def end_open_updates(worker: Any) -> None:
+    """Let no update of our engine that was never finished stand in the way of class ``worker``.
+
+    Stock vLLM refuses a start and a shutdown while an update is open, and leaves one open when
+    `finish_weight_update` raises, when `update_weights` raised on another worker, and when whoever
+    started it went away. So a start and a shutdown end it first, and so does a failing finish; our
+    engine then gives up what it had begun.
     """
 
-    def wrap(stock: Callable[..., Any]) -> Callable[..., Any]:
+    def ending_first(stock: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(stock)
-        def finish_weight_update(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            _end_update(self)
+            return stock(self, *args, **kwargs)
+
+        return call
+
+    def ending_when_it_fails(stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             try:
                 return stock(self, *args, **kwargs)
             except BaseException:
-                engine: Any = getattr(self, "weight_transfer_engine", None)
-                if getattr(engine, "ends_failed_finish", False):
-                    self._weight_update_active = False
-                    engine.reset_weight_update_target()
+                _end_update(self)
                 raise
 
-        return finish_weight_update
+        return call
 
-    _amend(worker, "finish_weight_update", wrap)
+    _amend(worker, "start_weight_update", ending_first)
+    _amend(worker, "finish_weight_update", ending_when_it_fails)
+    if hasattr(worker, "shutdown_weight_transfer_engine"):  # not every version detaches
+        _amend(worker, "shutdown_weight_transfer_engine", ending_first)
+
+
+def _end_update(worker: Any) -> None:
+    engine: Any = getattr(worker, "weight_transfer_engine", None)
+    ours = getattr(engine, "gives_up_open_updates", False)
+    if ours and getattr(worker, "_weight_update_active", False):
+        worker._weight_update_active = False
+        engine.reset_weight_update_target()
+
+
+# ---- an executor's answers, which must stay in step --------------------------------------------
 
 
 def keep_answers_in_step(executor: Any, backend: str) -> None:
@@ -49,18 +80,27 @@ def keep_answers_in_step(executor: Any, backend: str) -> None:
     Stock vLLM stops reading at the first worker that raised, and takes what the others answered
     for their answers to the *next* call, and so on for ever: a later finish could return before
     every worker is done. After a failure the workers are asked to echo a fresh token, and all that
-    comes before it belongs to the past.
+    comes before it belongs to the past. A worker that is too busy to echo is waited for again by
+    the next call, which raises `TimeoutError` rather than take an old answer for its own.
+
+    Raises `AttributeError` when the class is not the one we know.
     """
 
     def wrap(stock: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(stock)
-        def collective_rpc(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def collective_rpc(self: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
+            config = getattr(self.vllm_config, "weight_transfer_config", None)
+            if config is None or config.backend != backend:
+                return stock(self, method, *args, **kwargs)
+            if not self.is_failed:
+                _read_echoes(self)
             try:
-                return stock(self, *args, **kwargs)
-            except Exception:
-                config = self.vllm_config.weight_transfer_config
-                if config is not None and config.backend == backend and not self.is_failed:
-                    _await_echo(self)
+                return stock(self, method, *args, **kwargs)
+            except Exception as error:
+                # What a future is still to read must not be thrown away.
+                futures = kwargs.get("non_block") or getattr(self, "futures_queue", ())
+                if not (self.is_failed or futures or method in _FORWARDS):
+                    _resynchronise(self, error)
                 raise
 
         return collective_rpc
@@ -68,14 +108,39 @@ def keep_answers_in_step(executor: Any, backend: str) -> None:
     _amend(executor, "collective_rpc", wrap)
 
 
-def _await_echo(executor: Any) -> None:
+def _resynchronise(executor: Any, error: Exception) -> None:
+    """Ask for echoes and read up to them; what goes wrong is logged, ``error`` matters more."""
     token = uuid.uuid4().hex
     call = cloudpickle.dumps(_echo, protocol=pickle.HIGHEST_PROTOCOL)
-    executor.rpc_broadcast_mq.enqueue((call, (token,), {}, None))
+    try:
+        executor.rpc_broadcast_mq.enqueue((call, (token,), {}, None), timeout=RESYNC_SECONDS)
+        setattr(executor, _ECHOES, dict.fromkeys(range(len(executor.response_mqs)), token))
+        _read_echoes(executor)
+    except Exception as failure:
+        _logger.warning(
+            "the workers' answers may be out of step after a call that failed (%s): %s; if later "
+            "calls fail as well, restart the engine",
+            error,
+            failure,
+        )
+
+
+def _read_echoes(executor: Any) -> None:
+    """Read every owed echo and all that comes before it; `TimeoutError` names who is too late."""
+    owed: dict[int, str] = getattr(executor, _ECHOES, {})
     deadline = time.monotonic() + RESYNC_SECONDS
-    for answers in executor.response_mqs:
-        while answers.dequeue(timeout=max(0.0, deadline - time.monotonic()))[1] != token:
-            pass
+    for worker, token in list(owed.items()):
+        answer = None
+        while not (isinstance(answer, str) and answer == token):
+            try:
+                left = max(0.0, deadline - time.monotonic())
+                _, answer = executor.response_mqs[worker].dequeue(timeout=left)
+            except TimeoutError as error:
+                raise TimeoutError(
+                    f"worker {worker} has not answered for {RESYNC_SECONDS:g} s since a call "
+                    "failed: it is busy with that call, or hangs; call again, or restart the engine"
+                ) from error
+        del owed[worker]
 
 
 def _echo(worker: Any, token: str) -> str:

@@ -7,23 +7,17 @@ from typing import Any
 import torch
 
 import rdt_bake
-from rdt_plan import Manifest, build_plan, decode_manifest
+from rdt_plan import ConsumerId, Manifest, build_plan, decode_manifest
 from rdt_transport.errors import RdtTransportError
 from rdt_transport.events import HostEvents
 from rdt_transport.rendezvous import RendezvousAddress
 from rdt_transport.wire.nixl import NixlWire
 from rdt_vllm import _vllm
-from rdt_vllm.errors import (
-    InitInfoError,
-    LifecycleError,
-    RdtVllmError,
-    UnsupportedError,
-    WorkerTornError,
-)
+from rdt_vllm.errors import LifecycleError, RdtVllmError, WorkerTornError
 from rdt_vllm.identity import worker_identity
 from rdt_vllm.infos import RdtInitInfo, RdtUpdateInfo
 from rdt_vllm.install import Installer, Observer
-from rdt_vllm.link import JobLink
+from rdt_vllm.link import JobLink, traffic_of
 from rdt_vllm.recording import record_model
 from rdt_vllm.refusals import check_supported
 
@@ -47,7 +41,7 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
     update_info_cls = RdtUpdateInfo
     supports_draft_weight_update = False  # its plan is that of one concrete model
     defers_processing = True
-    ends_failed_finish = True
+    gives_up_open_updates = True  # so vLLM's worker may end one (`rdt_vllm.amendments`)
 
     def __init__(
         self,
@@ -67,37 +61,29 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
         self._epoch: int | None = None  # the one that update_weights started
         self._error: BaseException | None = None  # why the open update cannot succeed
         self._started = 0.0
-        _vllm.amend_worker()
 
     # ---- once a job --------------------------------------------------------------------------
 
     def init_transfer_engine(self, init_info: RdtInitInfo) -> None:
         """Attach to a job: record the loaders, plan, connect. Again for the same job: anew.
 
+        An update that is open is given up, unless this call is refused before it detaches.
+
         Raises:
             UnsupportedError: this engine cannot be synced correctly.
             VllmVersionError: this vLLM is not one we know.
             InitInfoError: a field of ``init_info`` is wrong.
+            LifecycleError: threads of an earlier attachment are still at work on the model.
             AttachedElsewhereError: another trainer is attached and alive.
             RdtTransportError, RdtBakeError, RdtPlanError: the rendezvous, the loaders or the plan.
         """
         started = time.perf_counter()
         address = RendezvousAddress.from_init_info(vars(init_info))
-        if not init_info.timeout_seconds > 0:
-            raise InitInfoError(
-                f"timeout_seconds must be positive, found {init_info.timeout_seconds}"
-            )
-        if self._open:
-            raise LifecycleError("a weight update is open: finish it before initialising again")
         if self._link is not None:
             self._link.check_free(address)
         _vllm.check_version()
+        _vllm.amend_worker()
         check_supported(_vllm.engine_facts(self.vllm_config, self.model))
-        if self.device.type != "cpu":
-            raise UnsupportedError(
-                f"backend 'rdt' does not install on {self.device.type!r} devices yet: use a CPU "
-                "worker"
-            )
         consumer, num_workers = worker_identity(
             data_parallel_index=self.parallel_config.data_parallel_index,
             data_parallel_size=self.parallel_config.data_parallel_size,
@@ -108,6 +94,11 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
             num_workers=init_info.num_workers,
         )
         self.shutdown()
+        if self.installer is not None:
+            raise LifecycleError(
+                "threads of an earlier attachment are still at work on this worker's model: "
+                "initialise again later, or restart the worker"
+            )
         self._timeout_seconds = init_info.timeout_seconds
         name = f"rdt-{consumer}"
         link = JobLink(
@@ -167,9 +158,14 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
         return "" if self._link is None else self._link.consumer.incarnation.hex()
 
     @property
-    def traffic(self) -> dict[str, int] | None:
-        """What the last complete sync moved: see `JobLink.traffic`."""
-        return None if self._link is None else self._link.traffic
+    def consumer(self) -> ConsumerId | None:
+        """Which consumer this worker is; None while detached."""
+        return None if self._link is None else self._link.consumer.plan.consumer
+
+    @property
+    def traffic(self) -> dict[str, Any]:
+        """What the last complete sync since the worker attached did: see `traffic_of`."""
+        return traffic_of(None) if self._link is None else self._link.traffic
 
     def observe(self, observer: Observer | None) -> None:
         """Show ``observer`` what syncs fill in, of later jobs as well; see `Installer.observe`."""
@@ -188,9 +184,13 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
     def start_weight_update(self) -> None:
         """Open an update; the engine must be paused with no forward in flight until it ends."""
         if self._link is None or self.installer is None:
-            raise LifecycleError("init_weight_transfer_engine has not succeeded on this worker")
+            raise LifecycleError(
+                "init_weight_transfer_engine has not succeeded on this worker: call it first"
+            )
         if self._open:
             self._give_up(LifecycleError("a new update began before this one was finished"))
+        elif self._error is not None:  # the installer's threads may have been late
+            self.installer.abandon(self._error, self._timeout_seconds)
         self._started = time.perf_counter()
         self._open = True
         self._epoch = None
@@ -236,6 +236,7 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
         try:
             stats = link.wait()
             installer.finish(self._timeout_seconds)
+            self.torn = True  # new weights, which the others may not have
             link.commit()
         except BaseException as error:
             self._give_up(error)
@@ -259,7 +260,7 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
                 "new update"
             ) from self._error
         if not self._open or self._link is None or self.installer is None:
-            raise LifecycleError("start_weight_update has not been called")
+            raise LifecycleError("start_weight_update has not been called: call it first")
         return self._link, self.installer
 
     def _give_up(self, error: BaseException) -> None:
@@ -268,18 +269,19 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
         self._error = error
         self._open = False
         epoch, self._epoch = self._epoch, None
+        was_torn, self.torn = self.torn, True  # unless the installer can tell
         try:
             if epoch is not None:
                 self._link.give_up(epoch, error)
         finally:
             self.installer.abandon(error, self._timeout_seconds)
-            self.torn = self.torn or self.installer.touched
+            self.torn = was_torn or self.installer.touched
 
     # ---- the end -----------------------------------------------------------------------------
 
     def shutdown(self) -> None:
         """Detach from the job; the worker goes on serving. Idempotent, never raises."""
-        link, installer = self._link, self.installer
+        link = self._link
         try:
             if self._open:
                 self._give_up(LifecycleError("the weight transfer was shut down in an update"))
@@ -288,8 +290,9 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
         if link is not None:
             link.close()
         try:
-            if installer is not None:
-                installer.close(CLOSE_TIMEOUT_SECONDS)
-        except RdtVllmError as error:
+            if self.installer is not None:
+                self.installer.close(CLOSE_TIMEOUT_SECONDS)
+            self.installer = None
+        except RdtVllmError as error:  # kept: its threads still write into the model
             _logger.warning("shutting the weight transfer down: %s", error)
-        self._link = self.installer = self._epoch = self._error = None
+        self._link = self._epoch = self._error = None

@@ -27,8 +27,8 @@ def worker_identity(
         replica: index of the deployment, given by the trainer.
         num_replicas: deployments of the job.
         num_workers: workers of the deployment; 0 infers ``data_parallel_size * world_size``.
-            A dense model's data-parallel ranks believe that they are alone, so there the trainer
-            has to say it.
+            A dense model's data-parallel ranks believe that they are alone, so there the trainer's
+            client has to be given it.
 
     Raises:
         InitInfoError: the identity falls outside of its replica, or the replica outside of the job.
@@ -42,13 +42,16 @@ def worker_identity(
             f"replica {replica} of {num_replicas}: give every deployment its own number, from 0"
         )
     if num_workers < 0:
-        raise InitInfoError(f"num_workers must not be negative, found {num_workers}")
+        raise InitInfoError(
+            f"num_workers must not be negative, found {num_workers}: give the trainer's client the "
+            "deployment's data-parallel size times its world size, or 0 to infer it"
+        )
     worker = data_parallel_index * world_size + rank
     expected = num_workers or data_parallel_size * world_size
     if not 0 <= worker < expected:
         raise InitInfoError(
             f"worker {worker} (data-parallel index {data_parallel_index}, world size {world_size}, "
-            f"rank {rank}) of a replica of {expected} workers: set init_info's num_workers to the "
-            "deployment's data-parallel size times its world size"
+            f"rank {rank}) of a replica of {expected} workers: give num_workers, the deployment's "
+            "data-parallel size times its world size, to the trainer's client"
         )
     return ConsumerId(replica, worker), expected

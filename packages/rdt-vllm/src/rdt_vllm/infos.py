@@ -1,8 +1,9 @@
 """What the trainer tells a worker: once to attach it, and with every sync."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rdt_vllm import _vllm
+from rdt_vllm.errors import InitInfoError
 
 __all__ = ["RdtInitInfo", "RdtUpdateInfo"]
 
@@ -14,20 +15,30 @@ class RdtInitInfo(_vllm.WeightTransferInitInfo):
     Attributes:
         address: ``host:port`` of the job's rendezvous.
         job: the job's name.
-        token: its secret.
+        token: its secret; not in the repr.
         replica: number of this deployment, from 0.
         num_replicas: deployments of the job.
         num_workers: workers of this deployment; 0 infers it (see `worker_identity`).
         timeout_seconds: deadline of each wait of this worker.
+
+    Raises:
+        InitInfoError: ``timeout_seconds`` is not positive.
     """
 
     address: str
     job: str
-    token: str
+    token: str = field(repr=False)
     replica: int = 0
     num_replicas: int = 1
     num_workers: int = 0
     timeout_seconds: float = 120.0
+
+    def __post_init__(self) -> None:
+        if not self.timeout_seconds > 0:
+            raise InitInfoError(
+                f"timeout_seconds must be positive, found {self.timeout_seconds}: give the seconds "
+                "that one wait of a worker may take, 120 say"
+            )
 
 
 @dataclass

@@ -55,6 +55,9 @@ class Installer:
         vllm_config: post-processing may consult it.
         events: marks behind device work, for slot reuse.
 
+    Attributes:
+        touched: a sync has changed the model, and none has been finished since.
+
     Raises:
         UnsupportedError: the plan writes into a module that cannot be post-processed by itself.
     """
@@ -108,7 +111,6 @@ class Installer:
             raise LifecycleError("an install is already open; finish or abandon it first")
         self._sink = sink
         self._error = None
-        self.touched = False
 
     def install(self, chunk: Chunk, packed: torch.Tensor) -> None:
         """Queue a chunk with its packed bytes (uint8, 1-D), valid until the sink is answered."""
@@ -142,6 +144,7 @@ class Installer:
                     except Exception as error:
                         raise InstallError(f"{path}: post-processing failed: {error}") from error
         self._sink = None
+        self.touched = False
 
     def abandon(self, error: BaseException, timeout_seconds: float) -> None:
         """Give the open sync up: queued chunks are discarded, all modules are in kernel form again.

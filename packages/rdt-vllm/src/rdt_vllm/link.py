@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 
@@ -24,11 +25,25 @@ from rdt_transport.rendezvous import (
 from rdt_transport.wire.base import Wire
 from rdt_vllm.errors import AttachedElsewhereError, InitInfoError, LifecycleError
 
-__all__ = ["JobLink"]
+__all__ = ["JobLink", "traffic_of"]
 
 _logger = logging.getLogger("rdt_vllm")
 
 FAIL_TIMEOUT_SECONDS = 5.0  # telling the others that a sync failed must not hold the error up
+
+
+def traffic_of(stats: SyncStats | None, bytes_landed: int = 0) -> dict[str, Any]:
+    """What a sync did, zeros without one, in builtin types that any executor can carry.
+
+    ``bytes_pulled`` from trainers, ``bytes_landed`` in parameters, and ``stage_seconds``, a dict:
+    ``ready`` until the first read began, ``read`` and ``scatter`` summed over chunks, ``total``.
+    """
+    stats = stats or SyncStats(epoch=0, num_chunks=0)
+    return {
+        "bytes_pulled": stats.bytes_pulled,
+        "bytes_landed": bytes_landed,
+        "stage_seconds": dict(stats.stage_seconds),
+    }
 
 
 class JobLink:
@@ -41,7 +56,7 @@ class JobLink:
         timeout_seconds: deadline of every wait.
 
     Attributes:
-        traffic: bytes that the last committed epoch pulled and landed; None before one.
+        traffic: what the last committed epoch did: see `traffic_of`.
 
     Raises:
         WireError: there is no wire to be had (NIXL is missing or too old, say).
@@ -61,7 +76,7 @@ class JobLink:
         self._consumer: Consumer | None = None
         self._lost: str | None = None
         self._stats: SyncStats | None = None
-        self.traffic: dict[str, int] | None = None
+        self.traffic = traffic_of(None)
         with ExitStack() as undo:
             self._progress = ProgressThread(make_wire, name=f"{name}-progress")
             undo.callback(self._progress.close)
@@ -142,8 +157,7 @@ class JobLink:
         """Have the epoch accepted; raises `TornError` when it is refused."""
         self.consumer.commit(self._timeout_seconds)
         if self._stats is not None:
-            landed = self.consumer.plan.bytes_landed
-            self.traffic = {"bytes_pulled": self._stats.bytes_pulled, "bytes_landed": landed}
+            self.traffic = traffic_of(self._stats, self.consumer.plan.bytes_landed)
 
     def give_up(self, epoch: int, error: BaseException) -> None:
         """Stop pulling, and fail the epoch for everybody; nothing is in flight afterwards.

@@ -19,12 +19,15 @@ def register() -> None:
     global _registered
     if _registered:
         return
+    _registered = True
     try:
         from rdt_vllm import _vllm
 
         _vllm.register_engine(BACKEND, "rdt_vllm.engine", "RdtWeightTransferEngine")
-        _vllm.amend_executor(BACKEND)
-    except ImportError as error:
+    except ValueError as error:
+        _logger.warning("backend %r is not ours: %s", BACKEND, error)
+        return
+    except Exception as error:
         _logger.warning(
             "backend %r is not available, this vLLM has no weight transfer engines we know "
             "(expected vLLM %s or later): %s",
@@ -32,6 +35,14 @@ def register() -> None:
             "0.29",
             error,
         )
-    except ValueError as error:
-        _logger.warning("backend %r is not ours: %s", BACKEND, error)
-    _registered = True
+        return
+    try:
+        _vllm.amend_executor(BACKEND)
+    except Exception as error:
+        _logger.warning(
+            "backend %r is available, but this vLLM's multiprocessing executor is not the one we "
+            "know, so a call that fails on one worker may leave the others' answers out of step; "
+            "upgrade rdt-vllm, or use a vLLM that it was released for: %s",
+            BACKEND,
+            error,
+        )

@@ -45,7 +45,7 @@ def record_model(
     if not recording.consumed:
         raise UnsupportedError(
             f"{type(model).__name__} consumes none of the {len(params)} weights that the trainer "
-            "publishes: publish this model's weights, under checkpoint names"
+            "publishes: publish this model's weights, under the names that its checkpoints have"
         )
     recording.require_coverage()
     return recording

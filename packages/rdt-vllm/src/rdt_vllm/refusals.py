@@ -23,6 +23,7 @@ class EngineFacts:
         retied_embeddings: the configuration ties the embeddings, the checkpoint does not, and vLLM
             compares the two at load time.
         model_hook: the model itself post-processes its weights.
+        device: type of the devices that hold the weights.
         unproven: modules, each with the class whose post-processing may not work twice.
     """
 
@@ -32,6 +33,7 @@ class EngineFacts:
     offload: bool = False
     retied_embeddings: bool = False
     model_hook: bool = False
+    device: str = "cpu"
     unproven: tuple[tuple[str, str], ...] = ()
 
 
@@ -68,6 +70,10 @@ def check_supported(facts: EngineFacts) -> None:
             facts.model_hook,
             "the model post-processes its weights as a whole, which may not work twice: this "
             "architecture is not supported yet",
+        ),
+        (
+            facts.device != "cpu",
+            f"weights are not installed on {facts.device!r} devices yet: use CPU workers",
         ),
         (
             bool(facts.unproven),

@@ -49,7 +49,7 @@ class WorkThread(Generic[Item]):
                 if left <= 0:
                     raise ThreadTimeoutError(
                         f"thread {self.name} still has {self._unfinished} items to work on after "
-                        f"{timeout_seconds:g} s"
+                        f"{timeout_seconds:g} s; if it is only slow, give a longer timeout_seconds"
                     )
                 self._changed.wait(left)
 

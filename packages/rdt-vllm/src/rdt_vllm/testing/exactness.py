@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from rdt_vllm._vllm import checkpoint_form
+from rdt_vllm.link import traffic_of
 from rdt_vllm.testing.bits import flip_byte
 from rdt_vllm.testing.fresh_model import FreshModel
 from rdt_vllm.testing.logits_tap import LogitsTap, compare_logits
@@ -145,13 +146,16 @@ class ExactnessProbe:
         """Let the live model serve, and drop the second one; nothing to do without a check."""
         self._rdt_close()
 
-    def rdt_traffic(self) -> dict[str, int]:
-        """``bytes_pulled`` from trainers and ``bytes_landed`` in parameters by the last sync.
+    def rdt_traffic(self) -> dict[str, Any]:
+        """What the last sync did: see `rdt_vllm.link.traffic_of`.
 
-        Both are 0 until one has completed since the worker attached.
+        Zeros until one has completed since the worker attached.
         """
-        traffic = getattr(self.weight_transfer_engine, "traffic", None)
-        return {"bytes_pulled": 0, "bytes_landed": 0, **(traffic or {})}
+        return getattr(self.weight_transfer_engine, "traffic", None) or traffic_of(None)
+
+    def rdt_consumer(self) -> str:
+        """Which consumer this worker is, as ``r0w1``; empty while it is detached."""
+        return str(getattr(self.weight_transfer_engine, "consumer", None) or "")
 
     def _rdt_close(self) -> None:
         check = self.__dict__.get("_rdt_check")
