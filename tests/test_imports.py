@@ -14,7 +14,7 @@ PACKAGES = ROOT / "packages"
 ALLOWED = {
     "rdt_plan": set(),
     "rdt_bake": {"rdt_plan", "torch"},
-    "rdt_transport": {"rdt_plan", "torch", "nixl", "ray", "numpy"},
+    "rdt_transport": {"rdt_plan", "torch", "nixl", "ray"},
     "rdt_trainer": {"rdt_plan", "rdt_transport", "torch", "httpx", "ray"},
     "rdt_vllm": {"rdt_plan", "rdt_bake", "rdt_transport", "torch", "vllm", "cloudpickle"},
 }
