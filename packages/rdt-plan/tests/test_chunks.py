@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdt_plan import Placement, Slice, contiguous_stride, cut, pack_layout
-from rdt_plan.chunks import chunked
+from rdt_plan.chunks import ServeChunk, chunked
 from rdt_plan.testing import manifests, writes
 
 
@@ -65,3 +65,12 @@ def test_chunks_hold_every_copy_once_and_respect_the_cap(data, max_chunk_bytes: 
     expected = [p for s, c in by_slice.items() for _, cs in cut(s, c, max_chunk_bytes) for p in cs]
     found = [p for chunk in chunks for _, copies in chunk for p in copies]
     assert sorted(found, key=repr) == sorted(expected, key=repr)
+
+
+def test_its_tensors_are_the_first_and_how_many_more() -> None:
+    slices = [Slice(name, "int8", 0, (4,), (1,)) for name in "baac"]
+
+    def row(num_slices: int) -> str:
+        return ServeChunk(0, 0, 0, 64, tuple(slices[:num_slices]), (0, 16, 32, 48)).tensors
+
+    assert [row(n) for n in range(5)] == ["no tensor", "b", *["b and 1 more"] * 2, "b and 2 more"]

@@ -29,6 +29,12 @@ NAMES = st.lists(
         ("model.layers.3.mlp.experts.7.w1", "model.layers.3"),
         ("visual.blocks.0.attn.qkv.weight", "visual.blocks.0"),
         ("h.0.ln_1.weight", "h.0"),
+        ("transformer.h.11.attn.c_attn.weight", "transformer.h.11"),
+        ("backbone.layers.47.mixer.in_proj.weight", "backbone.layers.47"),
+        ("visual.blocks.31.mlp.fc1.bias", "visual.blocks.31"),
+        ("model.language_model.layers.2.mlp.gate.weight", "model.language_model.layers.2"),
+        ("model.layers.60.mlp.experts.255.down_proj.weight", "model.layers.60"),
+        ("model.layers.4.block_sparse_moe.experts.7.w2.weight", "model.layers.4"),
         ("0.weight", "0"),
         ("lm_head.weight", None),
         ("model.layer3.weight", None),
@@ -57,6 +63,57 @@ def test_two_stacks_in_one_model_stay_apart() -> None:
     ]
     assert groups[3].names == ("model.layers.0.w", "model.layers.0.mlp.experts.5.w")
     assert groups[5].names == ("model.norm", "lm_head")
+
+
+@pytest.mark.parametrize(
+    ("names", "keys"),
+    [
+        (
+            ["transformer.wte.weight", "transformer.wpe.weight"]
+            + [
+                f"transformer.h.{i}.{p}"
+                for i in (0, 1)
+                for p in ("ln_1.weight", "attn.c_attn.bias")
+            ]
+            + ["transformer.ln_f.weight"],
+            ["pre", "transformer.h.0", "transformer.h.1", "post"],
+        ),
+        (
+            ["backbone.embedding.weight"]
+            + [f"backbone.layers.{i}.{p}" for i in (0, 1) for p in ("norm.weight", "mixer.A_log")]
+            + ["backbone.norm_f.weight", "lm_head.weight"],
+            ["pre", "backbone.layers.0", "backbone.layers.1", "post"],
+        ),
+        (  # two stacks, and a projector that is delivered last
+            ["model.visual.patch_embed.proj.weight"]
+            + [f"model.visual.blocks.{i}.attn.qkv.weight" for i in (0, 1)]
+            + [f"model.language_model.layers.{i}.self_attn.q_proj.weight" for i in (0, 1)]
+            + ["model.visual.merger.mlp.weight", "lm_head.weight"],
+            [
+                "pre",
+                *("model.visual.blocks.0", "model.visual.blocks.1"),
+                *("model.language_model.layers.0", "model.language_model.layers.1"),
+                "post",
+            ],
+        ),
+        (  # an expert stays with its layer, whatever its own index
+            ["model.embed_tokens.weight"]
+            + [
+                f"model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight"
+                for layer in (0, 1)
+                for expert in (0, 1, 10)
+                for part in ("gate", "up", "down")
+            ]
+            + ["model.norm.weight"],
+            ["pre", "model.layers.0", "model.layers.1", "post"],
+        ),
+    ],
+    ids=["gpt2", "mamba", "two stacks", "experts"],
+)
+def test_names_of_real_models_are_cut_by_layer(names: list[str], keys: list[str]) -> None:
+    groups = gather_groups(names)
+    assert [group.key for group in groups] == keys
+    assert [name for group in groups for name in group.names] == names
 
 
 def test_a_model_without_indices_is_one_group() -> None:

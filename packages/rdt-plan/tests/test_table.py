@@ -56,8 +56,10 @@ def test_accepts_what_the_plan_says() -> None:
     [
         (replace(table(), owner=1), PlanError, "for rank 1: expected a table for rank 0"),
         (replace(table(), num_slots=0), PlanError, "at least 1 slot"),
-        (replace(table(), slot_bytes=40), PlanError, "multiple of 16 bytes, found slot_bytes=40"),
-        (replace(table(), slot_bytes=16), PlanError, "slot_bytes=16, found num_bytes=32"),
+        (replace(table(), slot_bytes=40), PlanError, "slot_bytes=32, .* found slot_bytes=40"),
+        (replace(table(), slot_bytes=16), PlanError, "slot_bytes=32, .* found slot_bytes=16"),
+        (replace(table(), slot_bytes=48), PlanError, "slot_bytes=32, .* found slot_bytes=48"),
+        (replace(table(), slot_bytes=1 << 62), PlanError, "slot_bytes=32, what its largest"),
         (replace(table(), chunks=table().chunks[1:]), PlanError, "chunk 1: expected seq 0"),
         (with_chunk(2, seq=1), PlanError, "chunk 1: expected seq 2.*without repeats"),
         (with_chunk(1, serve_slot=0), PlanError, "expected serve slot 1, found 0"),

@@ -1,7 +1,7 @@
 """Clients against a real server over TCP: whole jobs, many threads, listeners."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -12,52 +12,23 @@ from rdt_plan.records import EpochRecord
 from rdt_transport.errors import (
     RendezvousError,
     RendezvousTimeoutError,
+    VersionMismatchError,
 )
 from rdt_transport.rendezvous import (
     ConsumerDropped,
-    JobSettings,
-    LocalHost,
     RendezvousClient,
     Subscribed,
-    host_local,
+    roster,
 )
+from rdt_transport.rendezvous import client as client_module
 from rdt_transport.rendezvous.sealed import SealedSubscription
 from rdt_transport.testing.job_records import make_offer, make_producer, make_subscription
-from rdt_transport.testing.rendezvous_peers import WAIT_SECONDS, Events
+from rdt_transport.testing.rendezvous_peers import WAIT_SECONDS, Events, make_host
 
 Connect = Callable[..., RendezvousClient]
 
 
-@pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    left = [t.name for t in threading.enumerate() if t not in before and "rdt" in t.name]
-    assert left == []
-
-
-def make_host(num_producers: int = 1, lease_seconds: float = 30.0) -> LocalHost:
-    return host_local("job", "token", JobSettings(num_producers, 2, lease_seconds=lease_seconds))
-
-
-@pytest.fixture
-def host() -> Iterator[LocalHost]:
-    host = make_host()
-    yield host
-    host.close()
-
-
-@pytest.fixture
-def connect(host: LocalHost) -> Iterator[Connect]:
-    clients: list[RendezvousClient] = []
-
-    def connect(**options: Any) -> RendezvousClient:
-        clients.append(RendezvousClient(host.address, **options))
-        return clients[-1]
-
-    yield connect
-    for client in clients:
-        client.close()
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
 # ---- whole jobs ----------------------------------------------------------------------------------
@@ -124,6 +95,24 @@ def test_subscriptions_come_one_by_one(connect: Connect) -> None:
         connect().subscribe(subscription, WAIT_SECONDS)
 
     assert client.subscriptions(WAIT_SECONDS) == subscriptions
+
+
+@pytest.mark.parametrize(
+    ("ours", "trainers", "upgrade"), [(1, 2, "rdt-vllm of the worker"), (2, 1, "rdt-trainer")]
+)
+def test_a_trainer_of_another_wire_version_is_told_apart_before_its_manifest_is_read(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, ours: int, trainers: int, upgrade: str
+) -> None:
+    connect().publish(make_producer(0), b"what nobody here can read", WAIT_SECONDS)
+    monkeypatch.setattr(roster, "WIRE_VERSION", trainers)  # the server's
+    monkeypatch.setattr(client_module, "WIRE_VERSION", ours)
+    worker = connect()
+    says = f"speaks wire version {ours}, the trainer version {trainers}; upgrade {upgrade}"
+
+    with pytest.raises(VersionMismatchError, match=f"this worker {says}"):
+        worker.job(WAIT_SECONDS)
+    with pytest.raises(VersionMismatchError, match=f"consumer r0w0 {says}"):
+        worker.subscribe(make_subscription(0, 0, wire_version=ours), WAIT_SECONDS)
 
 
 def test_large_manifest_arrives_whole(connect: Connect) -> None:

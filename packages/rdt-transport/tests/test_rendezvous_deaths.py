@@ -3,10 +3,8 @@
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
@@ -31,41 +29,12 @@ from rdt_transport.rendezvous import (
     host_local,
 )
 from rdt_transport.testing.job_records import make_producer, make_subscription
-from rdt_transport.testing.rendezvous_peers import WAIT_SECONDS, Events, Relay
+from rdt_transport.testing.rendezvous_peers import WAIT_SECONDS, Events, Relay, make_host
 
 Connect = Callable[..., RendezvousClient]
 
 
-@pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    left = [t.name for t in threading.enumerate() if t not in before and "rdt" in t.name]
-    assert left == []
-
-
-def make_host(num_producers: int = 1, lease_seconds: float = 30.0) -> LocalHost:
-    return host_local("job", "token", JobSettings(num_producers, 2, lease_seconds=lease_seconds))
-
-
-@pytest.fixture
-def host() -> Iterator[LocalHost]:
-    host = make_host()
-    yield host
-    host.close()
-
-
-@pytest.fixture
-def connect(host: LocalHost) -> Iterator[Connect]:
-    clients: list[RendezvousClient] = []
-
-    def connect(**options: Any) -> RendezvousClient:
-        clients.append(RendezvousClient(host.address, **options))
-        return clients[-1]
-
-    yield connect
-    for client in clients:
-        client.close()
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
 def test_consumer_that_closes_without_leaving_is_dropped(connect: Connect) -> None:
@@ -107,7 +76,7 @@ import sys
 from rdt_transport.rendezvous import RendezvousAddress, RendezvousClient
 from rdt_transport.rendezvous.sealed import SealedSubscription
 from rdt_transport.testing.job_records import make_producer
-client = RendezvousClient(RendezvousAddress("127.0.0.1", int(sys.argv[1]), "job", "token"))
+client = RendezvousClient(RendezvousAddress("127.0.0.1", int(sys.argv[1]), *sys.argv[2:]))
 client.publish(make_producer(0), b"", 20.0)
 print("published", flush=True)
 client.begin(0, 1, 1000.0)
@@ -117,8 +86,10 @@ client.begin(0, 1, 1000.0)
 def test_killed_producer_is_lost_in_the_midst_of_a_call(connect: Connect) -> None:
     events = Events()
     client = connect(on_event=events)
+    address = client.address
+    arguments = [str(address.port), address.job, address.token]
     with subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(client.address.port)], stdout=subprocess.PIPE
+        [sys.executable, "-c", KILLED, *arguments], stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"published\n"

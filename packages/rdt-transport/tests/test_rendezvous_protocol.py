@@ -69,7 +69,7 @@ def test_client_with_a_wrong_token_is_refused(host: LocalHost) -> None:
 def test_wrong_job_is_refused_naming_both(host: LocalHost) -> None:
     address = RendezvousAddress(host.address.host, host.address.port, "other", TOKEN)
 
-    with pytest.raises(RendezvousError, match="serves job 'job', not 'other'"):
+    with pytest.raises(RendezvousError, match="serves job 'job', not 'other'; take the address"):
         RendezvousClient(address)
 
 

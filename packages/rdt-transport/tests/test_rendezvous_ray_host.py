@@ -1,5 +1,6 @@
 """The rendezvous in a real, named Ray actor."""
 
+import importlib.metadata
 import queue
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,6 @@ import ray
 from rdt_transport.errors import (
     DisagreementError,
     RayMissingError,
-    RendezvousError,
     RendezvousTimeoutError,
     TokenError,
 )
@@ -21,8 +21,9 @@ from rdt_transport.rendezvous import (
     RendezvousAddress,
     RendezvousClient,
     Subscribed,
-    find_in_ray,
     host_in_ray,
+    import_ray,
+    ray_host,
 )
 from rdt_transport.testing.job_records import make_offer, make_producer, make_subscription
 
@@ -44,6 +45,29 @@ def test_without_ray_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         host_in_ray("job", "token", SETTINGS)
 
 
+def test_an_old_ray_is_refused_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "__version__", "2.55.1")
+
+    with pytest.raises(RayMissingError, match=r"needs Ray 2\.56 or newer, found 2\.55\.1; install"):
+        host_in_ray("job", "token", SETTINGS)
+    with pytest.raises(RayMissingError, match=r"^a client over actors needs Ray 2\.56"):
+        import_ray("a client over actors")
+
+
+@pytest.mark.parametrize("version", ["2.56.0", "2.60.0rc1", "3.0.0.dev0"])
+def test_a_ray_that_is_new_enough_is_given(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(ray, "__version__", version)
+
+    assert import_ray() is ray
+
+
+def test_the_minimum_version_is_the_one_the_package_requires() -> None:
+    (requirement,) = (
+        each for each in importlib.metadata.requires("rdt-transport") or [] if "ray" in each
+    )
+    assert ">=" + ".".join(map(str, ray_host._MINIMUM_VERSION)) in requirement
+
+
 @pytest.mark.parametrize("ray_address", [None, "auto"])
 def test_ray_that_is_not_initialised_is_not_started(ray_address: str | None) -> None:
     with pytest.raises(RayMissingError, match=r"call ray\.init\(\) first"):
@@ -55,15 +79,14 @@ def test_ray_that_is_not_initialised_is_not_started(ray_address: str | None) -> 
 def test_job_meets_in_a_named_actor(cluster: None) -> None:
     host = host_in_ray("job", "token", SETTINGS)
     again = host_in_ray("job", "token", SETTINGS)
-    found = find_in_ray("job", "token")
-    assert host.address == again.address == found
+    assert host.address == again.address
     assert ray.get_actor("rdt-rendezvous-job", namespace="rdt") is not None
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     record, subscription = make_producer(0), make_subscription(0, 0)
 
     with (
         RendezvousClient(host.address, on_event=events.put) as trainer,
-        RendezvousClient(found) as worker,
+        RendezvousClient(again.address) as worker,
     ):
         again.close()  # it did not create the actor
         trainer.publish(record, b"manifest", WAIT_SECONDS)
@@ -81,8 +104,8 @@ def test_job_meets_in_a_named_actor(cluster: None) -> None:
         host.close()
 
         assert isinstance(events.get(timeout=WAIT_SECONDS), ConnectionLost)
-    with pytest.raises(RendezvousError, match="no rendezvous of job 'job'"):
-        find_in_ray("job", "token")
+    with pytest.raises(ValueError, match="rdt-rendezvous-job"):
+        ray.get_actor("rdt-rendezvous-job", namespace="rdt")
 
 
 def test_actor_that_is_killed_closes_its_connections(cluster: None) -> None:
@@ -121,7 +144,7 @@ def test_actor_of_the_job_may_host_it_too(cluster: None) -> None:
     trainer: Any = ray.remote(Trainer).options(num_cpus=0).remote()
     address = ray.get(trainer.host.remote(), timeout=WAIT_SECONDS)
 
-    assert find_in_ray("nested", "token") == address
+    assert host_in_ray("nested", "token", SETTINGS).address == address
     with (
         RendezvousClient(address) as client,
         pytest.raises(RendezvousTimeoutError, match="producer 0 has not published"),

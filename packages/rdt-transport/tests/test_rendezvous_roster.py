@@ -198,7 +198,10 @@ def test_live_consumer_keeps_its_place(driver: StateDriver) -> None:
     [
         (make_subscription(2, 0), "outside the job's 2 replicas"),
         (make_subscription(0, 0, owners=(1,)), "producer 1"),
-        (make_subscription(0, 0, num_slots=3), "3 slots"),
+        (
+            make_subscription(0, 0, num_slots=3),
+            "build the plan with the settings",
+        ),
         (make_subscription(0, 1, num_workers=3), "r0w0 says its replica has 2 workers"),
     ],
 )
@@ -217,7 +220,7 @@ def test_offers_wait_for_every_owner_and_name_the_missing() -> None:
     first, one = driver.producer(0)
     second, two = driver.producer(1)
     worker, subscription = driver.consumer(0, 0, owners=(0, 1))
-    late = driver.start(worker, ask.GetOffers(subscription.consumer), 1.0)
+    late = driver.start(worker, ask.GetOffers(subscription.consumer, subscription.incarnation), 1.0)
     offers = [make_offer(subscription, one), make_offer(subscription, two)]
 
     driver.call(first, ask.MakeOffer(offers[0]))
@@ -226,7 +229,9 @@ def test_offers_wait_for_every_owner_and_name_the_missing() -> None:
     with pytest.raises(RendezvousTimeoutError, match="no offer of producer 1 for consumer r0w0"):
         driver.end(late)
 
-    waiting = driver.start(worker, ask.GetOffers(subscription.consumer), 1.0)
+    waiting = driver.start(
+        worker, ask.GetOffers(subscription.consumer, subscription.incarnation), 1.0
+    )
     driver.call(second, ask.MakeOffer(offers[1]))
 
     assert driver.end(waiting) == tuple(offers)
@@ -243,4 +248,28 @@ def test_offers_of_and_to_the_dead_are_refused(driver: StateDriver) -> None:
     with pytest.raises(RendezvousError, match="incarnation of r0w0 that is gone"):
         driver.call(client, ask.MakeOffer(offer))
     with pytest.raises(RendezvousError, match="r0w0 is not subscribed"):
-        driver.call(client, ask.GetOffers(subscription.consumer))
+        driver.call(client, ask.GetOffers(subscription.consumer, "0" * 32))
+
+
+def test_offers_of_the_dropped_say_why(driver: StateDriver) -> None:
+    driver.producer(0)
+    worker, subscription = driver.consumer(0, 0)
+    asked = ask.GetOffers(subscription.consumer, subscription.incarnation)
+    waiting = driver.start(worker, asked, 5.0)
+    driver.call(worker, ask.Drop(subscription.consumer, subscription.incarnation, "no room"))
+
+    with pytest.raises(TornError, match="no room"):
+        driver.end(waiting)
+    with pytest.raises(TornError, match="no room"):
+        driver.call(worker, asked)
+
+
+def test_a_large_replica_costs_no_more_than_its_members() -> None:
+    driver = StateDriver()
+    client, _ = driver.producer(0)
+    driver.consumer(0, 0, num_workers=1 << 62)
+    begin = driver.start(client, ask.Begin(0, 1), 1.0)
+    driver.sleep(1.0)
+
+    with pytest.raises(RendezvousTimeoutError, match=r"r0w1 has not subscribed; .*; and more"):
+        driver.end(begin)

@@ -52,3 +52,23 @@ def test_table_of_another_consumer_is_found_when_opened() -> None:
 
     with pytest.raises(RendezvousProtocolError, match="table of consumer r0w1"):
         with_table(other.tables[0]).open()
+
+
+def test_two_tables_of_one_owner_are_refused() -> None:
+    twice = replace(SEALED, tables=(SEALED.tables[0], SEALED.tables[0]))
+
+    with pytest.raises(RendezvousProtocolError, match="one an owner"):
+        through_json(twice)
+
+
+@pytest.mark.parametrize("rows", [None, {}, [[0, 2]], [[0, 0, "{}"]], [[-1, 2, "{}"]], [[0, 2, 1]]])
+def test_rows_of_another_shape_are_refused(rows: object) -> None:
+    with pytest.raises(RendezvousProtocolError, match=r"rows of \[owner, num_slots, text\]"):
+        SealedSubscription.from_json(json.loads(json.dumps({**SEALED.to_json(), "tables": rows})))
+
+
+def test_table_of_another_plan_is_found_when_opened() -> None:
+    other = replace(SEALED, head=replace(SEALED.head, plan_digest="c" * 64))
+
+    with pytest.raises(RendezvousProtocolError, match=r"of plan c+ sent a chunk table"):
+        through_json(other).open()

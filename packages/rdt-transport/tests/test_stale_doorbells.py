@@ -21,14 +21,14 @@ WRITES = [
 ]
 
 
-def while_opening(endpoint, begin: Callable[[], None], doorbell: Doorbell) -> None:
+def while_opening(endpoint, begin: Callable[[], None], peer: str, doorbell: Doorbell) -> None:
     """Ring ``doorbell`` after ``begin`` returned, before the progress thread hears of the epoch."""
     began, rung, errors = threading.Event(), threading.Event(), []
 
     def ring(wire: Wire) -> None:
         began.wait(10)
         try:
-            endpoint.on_doorbell(wire, "peer", doorbell)
+            endpoint.on_doorbell(wire, peer, doorbell)
         except Exception as error:
             errors.append(error)
         rung.set()
@@ -56,14 +56,15 @@ def test_late_doorbells_do_not_reach_the_next_epoch(kind):
         producer, consumer = fleet.producers[0], fleet.consumers[0]
         record = fleet.clients[0].begin(0, 2, 10)
         sender, receiver = consumer.incarnation, producer.incarnation
+        ours, theirs = producer._progress.wire_name, consumer._progress.wire_name
         if kind is Kind.READY:
             sender, receiver = receiver, sender
         stale = Doorbell(bytes.fromhex(record.session), 1, sender, receiver, kind, 0)
         if kind is Kind.DONE:
-            while_opening(producer, lambda: producer.begin(record), stale)
+            while_opening(producer, lambda: producer.begin(record), theirs, stale)
             consumer.start(record)
         else:
-            while_opening(consumer, lambda: consumer.start(record), stale)
+            while_opening(consumer, lambda: consumer.start(record), ours, stale)
             producer.begin(record)
         weights = {name: torch.randn(SHAPE) for name in NAMES}
         fleet.publish(0, weights)

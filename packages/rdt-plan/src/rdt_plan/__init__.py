@@ -15,7 +15,6 @@ from rdt_plan.digest import canonical_json, digest_of
 from rdt_plan.doorbell import Doorbell, Kind
 from rdt_plan.dtypes import ITEM_BYTES, item_bytes
 from rdt_plan.errors import (
-    DigestMismatchError,
     LayoutError,
     ManifestError,
     OwnershipError,
@@ -81,8 +80,6 @@ from rdt_plan.wire import (
     encode_message,
     encode_plan,
     encode_table,
-    table_from_json,
-    table_to_json,
 )
 
 __all__ = [
@@ -95,7 +92,6 @@ __all__ = [
     "ConsumerAction",
     "ConsumerEpoch",
     "ConsumerId",
-    "DigestMismatchError",
     "Doorbell",
     "DropReason",
     "EpochRecord",
@@ -166,7 +162,5 @@ __all__ = [
     "item_bytes",
     "pack_layout",
     "rank_schedule",
-    "table_from_json",
-    "table_to_json",
     "whole",
 ]

@@ -3,7 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rdt_plan._fields import array, digest, fields, integer, integers, rows, string, strings
+from rdt_plan._fields import (
+    array,
+    digest,
+    fields,
+    integer,
+    integers,
+    positive,
+    rows,
+    string,
+    strings,
+)
 from rdt_plan.chunks import Chunk, ServeChunk
 from rdt_plan.dtypes import item_bytes
 from rdt_plan.errors import ManifestError, OwnershipError, PlanError, SliceError, WireFormatError
@@ -81,16 +91,10 @@ def table_of(form: Any) -> ChunkTable:
         consumer=consumer_of(form["consumer"]),
         owner=integer(form["owner"], "owner"),
         plan_digest=digest(form["plan_digest"], "plan_digest"),
-        num_slots=_positive(form["num_slots"], "num_slots"),
+        num_slots=positive(form["num_slots"], "num_slots"),
         slot_bytes=integer(form["slot_bytes"], "slot_bytes"),
         chunks=rows(form["chunks"], "chunks", _serve_of),
     )
-
-
-def _positive(value: Any, where: str) -> int:
-    if integer(value, where) == 0:
-        raise WireFormatError(f"{where}: expected at least 1, found 0")
-    return value
 
 
 def _serve_of(row: Any) -> ServeChunk:
@@ -135,8 +139,8 @@ def plan_of(form: Any) -> SyncPlan:
         consumer=consumer_of(form["consumer"]),
         manifest_digest=digest(form["manifest_digest"], "manifest_digest"),
         schedule=integers(form["schedule"], "schedule"),
-        num_slots=_positive(form["num_slots"], "num_slots"),
-        max_chunk_bytes=_positive(form["max_chunk_bytes"], "max_chunk_bytes"),
+        num_slots=positive(form["num_slots"], "num_slots"),
+        max_chunk_bytes=positive(form["max_chunk_bytes"], "max_chunk_bytes"),
         chunks=rows(form["chunks"], "chunks", _chunk_of),
         fills=rows(form["fills"], "fills", _fill_of),
         modules_without_chunks=strings(form["modules_without_chunks"], "modules_without_chunks"),

@@ -12,6 +12,7 @@ __all__ = [
     "fields",
     "integer",
     "integers",
+    "positive",
     "rows",
     "string",
     "strings",
@@ -34,6 +35,13 @@ def integer(value: Any, where: str) -> int:
     """0 to `MAX_INTEGER`; a bool is no integer."""
     if type(value) is not int or not 0 <= value <= MAX_INTEGER:
         _refuse(where, "an integer of 0 to 2**63-1", value)
+    return value
+
+
+def positive(value: Any, where: str) -> int:
+    """1 to `MAX_INTEGER`."""
+    if integer(value, where) == 0:
+        _refuse(where, "at least 1", value)
     return value
 
 

@@ -31,6 +31,12 @@ class ServeChunk:
     slices: tuple[Slice, ...]
     offsets: tuple[int, ...]
 
+    @property
+    def tensors(self) -> str:
+        """Which tensors it carries, for messages: the first, and how many more."""
+        names = list(dict.fromkeys(slice_.name for slice_ in self.slices)) or ["no tensor"]
+        return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:

@@ -247,7 +247,8 @@ class ConsumerEpoch:
 
     def _name(self, index: int) -> str:
         chunk = self._chunks[index]
-        return f"chunk {index} (seq {chunk.serve.seq}) of producer {chunk.owner}"
+        serve = chunk.serve
+        return f"chunk {index} (seq {serve.seq}, {serve.tensors}) of producer {chunk.owner}"
 
     def _wait_of(self, index: int) -> str:
         return f"{self._name(index)}: {self._states[index].value}"

@@ -2,19 +2,19 @@
 
 Every doorbell is `NUM_BYTES` bytes, little-endian, without padding between fields:
 
-====== ===== ======== ==================================================
+====== ===== ======== =========================================
 offset bytes field    meaning
-====== ===== ======== ==================================================
+====== ===== ======== =========================================
 0      4     magic    ``b"rdtD"``
 4      1     version  `VERSION`
 5      1     kind     `Kind`
 6      2     reserved 0
-8      4     seq      position in the stream between one pair; 0 in HELLO
-12     4     epoch    number of the sync within its session; 0 in HELLO
+8      4     seq      position in the stream between one pair
+12     4     epoch    number of the sync within its session
 16     16    session  the rendezvous's session
 32     16    sender   incarnation that sent it
 48     16    receiver incarnation it is for
-====== ===== ======== ==================================================
+====== ===== ======== =========================================
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,6 @@ class Kind(IntEnum):
 
     READY = 1  #: producer to consumer: chunk ``seq`` is packed, its serve slot is readable.
     DONE = 2  #: consumer to producer: chunk ``seq`` has been read, its serve slot is free.
-    HELLO = 3  #: warms a path up; belongs to no epoch.
 
 
 @dataclass(frozen=True, slots=True)

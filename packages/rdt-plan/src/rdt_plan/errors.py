@@ -1,7 +1,6 @@
 """Every error of this package, under one root that users can catch."""
 
 __all__ = [
-    "DigestMismatchError",
     "LayoutError",
     "ManifestError",
     "OwnershipError",
@@ -41,10 +40,6 @@ class LayoutError(RdtPlanError):
 
 class PlanError(RdtPlanError):
     """A plan cannot be built, or its parts contradict each other."""
-
-
-class DigestMismatchError(RdtPlanError):
-    """Two parties hold different manifests or plans."""
 
 
 class WireFormatError(RdtPlanError):

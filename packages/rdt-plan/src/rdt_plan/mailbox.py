@@ -47,7 +47,6 @@ class Mailbox:
         self._kept_per_sender = kept_per_sender
         self._session: bytes | None = None
         self._epoch = 0
-        self._is_open = False
         self._kept: dict[bytes, list[Doorbell]] = {}
         self._dropped = dict.fromkeys(DropReason, 0)
 
@@ -55,10 +54,6 @@ class Mailbox:
     def dropped(self) -> dict[DropReason, int]:
         """How many doorbells were dropped so far, by reason."""
         return dict(self._dropped)
-
-    @property
-    def num_kept(self) -> int:
-        return sum(len(kept) for kept in self._kept.values())
 
     def open(self, session: bytes, epoch: int) -> list[Doorbell]:
         """Open ``epoch`` (from 1) of ``session``; returns the kept doorbells that now apply.
@@ -74,7 +69,7 @@ class Mailbox:
                 f"epoch {epoch} cannot open: epoch {last_epoch} of session {session.hex()} "
                 "was opened before"
             )
-        self._session, self._epoch, self._is_open = session, epoch, True
+        self._session, self._epoch = session, epoch
         kept, self._kept = self._kept, {}
         verdicts = [
             (doorbell, self.accept(doorbell)) for each in kept.values() for doorbell in each
@@ -86,15 +81,11 @@ class Mailbox:
         if self._session is not None:
             if doorbell.session != self._session:
                 return self._drop(DropReason.FOREIGN_SESSION)
-            if doorbell.epoch == self._epoch and self._is_open:
+            if doorbell.epoch == self._epoch:
                 return Verdict.DELIVER
-            if doorbell.epoch <= self._epoch:
+            if doorbell.epoch < self._epoch:
                 return self._drop(DropReason.OLD_EPOCH)
         return self._keep(doorbell)
-
-    def close(self) -> None:
-        """Close the open epoch: its doorbells are old from now on. Idempotent."""
-        self._is_open = False
 
     def _keep(self, doorbell: Doorbell) -> Verdict:
         kept = self._kept.setdefault(doorbell.sender, [])

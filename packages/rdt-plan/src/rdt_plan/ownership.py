@@ -1,7 +1,6 @@
 """Ownership: which producer ranks hold which name."""
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rdt_plan.errors import OwnershipError
@@ -36,8 +35,8 @@ class Ownership:
         >>> from rdt_plan import Manifest, ParamMeta
         >>> params = [ParamMeta("a", "int8", (1,), (0, 1)), ParamMeta("b", "int8", (1,), (1,))]
         >>> ownership = Ownership.of(Manifest.build(params))
-        >>> ownership.owner_sets, ownership.held_by(0), ownership.num_producers
-        (((0, 1), (1,)), ('a',), 2)
+        >>> ownership.owner_sets, ownership.set_of("b")
+        (((0, 1), (1,)), 1)
         """
         numbers: dict[tuple[int, ...], int] = {}
         set_by_name: dict[str, int] = {}
@@ -51,11 +50,6 @@ class Ownership:
             set_by_name[param.name] = numbers.setdefault(param.owners, len(numbers))
         return cls(tuple(numbers), set_by_name)
 
-    @property
-    def num_producers(self) -> int:
-        """One more than the highest rank that holds something."""
-        return 1 + max(owners[-1] for owners in self.owner_sets)
-
     def set_of(self, name: str) -> int:
         """Number of the owner set of ``name``; raises `OwnershipError` when nobody holds it."""
         try:
@@ -65,15 +59,3 @@ class Ownership:
                 f"{name!r} is held by no rank: it is not in the manifest of "
                 f"{len(self.set_by_name)} names"
             ) from None
-
-    def held_by(self, rank: int) -> tuple[str, ...]:
-        """The names ``rank`` holds, in manifest order; empty when it holds none."""
-        return self._held.get(rank, ())
-
-    @cached_property
-    def _held(self) -> dict[int, tuple[str, ...]]:
-        held: dict[int, list[str]] = {}
-        for name, number in self.set_by_name.items():
-            for rank in self.owner_sets[number]:
-                held.setdefault(rank, []).append(name)
-        return {rank: tuple(names) for rank, names in held.items()}

@@ -273,4 +273,5 @@ class ProducerEpoch:
         stream.states[seq] = SERVE_TRANSITIONS[stream.states[seq], event]
 
     def _name(self, consumer: ConsumerId, seq: int) -> str:
-        return f"seq {seq} (group {self._streams[consumer].chunks[seq].group})"
+        chunk = self._streams[consumer].chunks[seq]
+        return f"seq {seq} (group {chunk.group}, {chunk.tensors})"

@@ -12,15 +12,16 @@ from typing import Any, NamedTuple
 
 from rdt_plan._decoding import consumer_of
 from rdt_plan._encoding import consumer_form
-from rdt_plan._fields import array, digest, fields, integer, rows, string
+from rdt_plan._fields import array, digest, fields, integer, positive, rows, string
 from rdt_plan.errors import WireFormatError
 from rdt_plan.identity import ConsumerId
 from rdt_plan.table import ChunkTable
-from rdt_plan.wire import MAX_MESSAGE_BYTES, table_from_json, table_to_json
+from rdt_plan.wire import MAX_MESSAGE_BYTES
 
 __all__ = [
     "MAX_METADATA_BYTES",
     "MAX_NAME_CHARS",
+    "MAX_WORKERS",
     "EpochRecord",
     "JobRecord",
     "Offer",
@@ -31,6 +32,9 @@ __all__ = [
 
 MAX_METADATA_BYTES = 16 << 20
 """An agent's metadata: it grows with its registered regions, some hundred bytes each."""
+
+MAX_WORKERS = 1 << 16
+"""Of one replica."""
 
 MAX_NAME_CHARS = 256
 
@@ -103,12 +107,12 @@ class JobRecord:
         record = cls(
             job=_name(form["job"], "job"),
             session=_hex32(form["session"], "session"),
-            wire_version=_positive(form["wire_version"], "wire_version"),
-            num_producers=_positive(form["num_producers"], "num_producers"),
-            num_slots=_positive(form["num_slots"], "num_slots"),
-            max_chunk_bytes=_positive(form["max_chunk_bytes"], "max_chunk_bytes"),
+            wire_version=positive(form["wire_version"], "wire_version"),
+            num_producers=positive(form["num_producers"], "num_producers"),
+            num_slots=positive(form["num_slots"], "num_slots"),
+            max_chunk_bytes=positive(form["max_chunk_bytes"], "max_chunk_bytes"),
             lookahead=integer(form["lookahead"], "lookahead"),
-            num_replicas=_positive(form["num_replicas"], "num_replicas"),
+            num_replicas=positive(form["num_replicas"], "num_replicas"),
             producers=rows(form["producers"], "producers", ProducerRecord.from_json),
             manifest=_bytes(form["manifest"], "manifest", MAX_MESSAGE_BYTES),
         )
@@ -122,7 +126,11 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """One consumer, how to reach it, and a chunk table for every producer it reads from."""
+    """One consumer, how to reach it, and a chunk table for every producer it reads from.
+
+    Its JSON form is all but ``tables``: each of them travels as a message of its own
+    (`encode_table`), which the rendezvous passes on unread.
+    """
 
     consumer: ConsumerId
     num_workers: int
@@ -142,35 +150,29 @@ class Subscription:
             "metadata": _base64(self.metadata),
             "wire_version": self.wire_version,
             "plan_digest": self.plan_digest,
-            "tables": [table_to_json(table) for table in self.tables],
         }
 
     @classmethod
     def from_json(cls, value: Any) -> "Subscription":
-        form = fields(value, "subscription", frozenset(cls.__slots__))
+        form = fields(value, "subscription", frozenset(cls.__slots__) - {"tables"})
         record = cls(
             consumer=consumer_of(form["consumer"]),
-            num_workers=_positive(form["num_workers"], "num_workers"),
+            num_workers=positive(form["num_workers"], "num_workers"),
             incarnation=_hex32(form["incarnation"], "incarnation"),
             wire_name=_name(form["wire_name"], "wire_name"),
             metadata=_bytes(form["metadata"], "metadata", MAX_METADATA_BYTES),
-            wire_version=_positive(form["wire_version"], "wire_version"),
+            wire_version=positive(form["wire_version"], "wire_version"),
             plan_digest=digest(form["plan_digest"], "plan_digest"),
-            tables=rows(form["tables"], "tables", table_from_json),
+            tables=(),
         )
+        if record.num_workers > MAX_WORKERS:
+            raise WireFormatError(
+                f"num_workers: expected at most {MAX_WORKERS}, found {record.num_workers}"
+            )
         if record.consumer.worker >= record.num_workers:
             raise WireFormatError(
                 f"consumer: expected a worker below {record.num_workers}, found {record.consumer}"
             )
-        owners = [table.owner for table in record.tables]
-        if len(set(owners)) != len(owners):
-            raise WireFormatError(f"tables: expected one an owner, found owners {owners}")
-        for table in record.tables:
-            if (table.consumer, table.plan_digest) != (record.consumer, record.plan_digest):
-                raise WireFormatError(
-                    f"tables: the one for rank {table.owner} is of consumer {table.consumer} and "
-                    f"plan {table.plan_digest}, expected {record.consumer} and {record.plan_digest}"
-                )
         return record
 
 
@@ -239,7 +241,7 @@ class EpochRecord:
         form = fields(value, "epoch", frozenset(cls.__slots__))
         record = cls(
             session=_hex32(form["session"], "session"),
-            epoch=_positive(form["epoch"], "epoch"),
+            epoch=positive(form["epoch"], "epoch"),
             live=rows(form["live"], "live", _live_of),
         )
         if len({consumer for consumer, _ in record.live}) != len(record.live):
@@ -250,19 +252,13 @@ class EpochRecord:
 def _slot_of(row: Any) -> SlotRegion:
     address, num_bytes, device = array(row, "slot", 3)
     return SlotRegion(
-        integer(address, "address"), _positive(num_bytes, "num_bytes"), integer(device, "device")
+        integer(address, "address"), positive(num_bytes, "num_bytes"), integer(device, "device")
     )
 
 
 def _live_of(row: Any) -> tuple[ConsumerId, str]:
     consumer, incarnation = array(row, "live", 2)
     return consumer_of(consumer), _hex32(incarnation, "incarnation")
-
-
-def _positive(value: Any, where: str) -> int:
-    if integer(value, where) == 0:
-        raise WireFormatError(f"{where}: expected at least 1, found 0")
-    return value
 
 
 def _name(value: Any, where: str) -> str:

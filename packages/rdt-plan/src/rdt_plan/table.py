@@ -7,7 +7,7 @@ from rdt_plan.chunks import ServeChunk
 from rdt_plan.errors import ManifestError, PlanError
 from rdt_plan.groups import rank_schedule
 from rdt_plan.identity import ConsumerId
-from rdt_plan.layout import ALIGNMENT, pack_layout
+from rdt_plan.layout import align, pack_layout
 from rdt_plan.slices import check_bounds
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class ChunkTable:
         owner: producer rank that serves these chunks.
         plan_digest: digest of the whole plan.
         num_slots: serve slots of the ring.
-        slot_bytes: bytes of one serve slot, a multiple of 16: the largest chunk fits.
+        slot_bytes: bytes of one serve slot: the largest chunk's, up to a multiple of 16.
         chunks: by seq.
     """
 
@@ -51,11 +51,6 @@ def check_table(table: ChunkTable, manifest: "Manifest", rank: int) -> None:
         raise PlanError(f"{where}: expected a table for rank {rank}")
     if table.num_slots < 1:
         raise PlanError(f"{where}: expected at least 1 slot, found {table.num_slots}")
-    if table.slot_bytes % ALIGNMENT:
-        raise PlanError(
-            f"{where}: expected slots of a multiple of {ALIGNMENT} bytes, "
-            f"found slot_bytes={table.slot_bytes}"
-        )
     positions = {group: at for at, group in enumerate(rank_schedule(manifest, rank))}
     previous = -1
     for seq, chunk in enumerate(table.chunks):
@@ -75,11 +70,12 @@ def check_table(table: ChunkTable, manifest: "Manifest", rank: int) -> None:
             )
         previous = position
         _check_chunk(chunk, manifest, rank, here)
-        if chunk.num_bytes > table.slot_bytes:
-            raise PlanError(
-                f"{here}: expected at most slot_bytes={table.slot_bytes}, "
-                f"found num_bytes={chunk.num_bytes}"
-            )
+    slot_bytes = align(max((chunk.num_bytes for chunk in table.chunks), default=0))
+    if table.slot_bytes != slot_bytes:  # the producer allocates what this says
+        raise PlanError(
+            f"{where}: expected slot_bytes={slot_bytes}, what its largest chunk needs, found "
+            f"slot_bytes={table.slot_bytes}"
+        )
 
 
 def _check_chunk(chunk: ServeChunk, manifest: "Manifest", rank: int, here: str) -> None:

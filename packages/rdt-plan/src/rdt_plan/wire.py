@@ -29,8 +29,6 @@ __all__ = [
     "encode_message",
     "encode_plan",
     "encode_table",
-    "table_from_json",
-    "table_to_json",
 ]
 
 WIRE_VERSION = 1
@@ -122,13 +120,3 @@ def encode_plan(plan: SyncPlan) -> bytes:
 
 def decode_plan(data: bytes) -> SyncPlan:
     return plan_of(decode_message(data, "sync_plan"))
-
-
-def table_to_json(table: ChunkTable) -> dict[str, Any]:
-    """A table as a JSON object, to be part of a larger message."""
-    return table_form(table)
-
-
-def table_from_json(value: Any) -> ChunkTable:
-    """The inverse of `table_to_json`, after a trip through JSON."""
-    return table_of(value)

@@ -119,7 +119,7 @@ class NixlAgent:
         """Learn ``peer``, or more of it; handles stay valid. Returns the name in the metadata."""
         with self._translated(f"{self.name} loading the metadata of {peer}"):
             name = self._agent.add_remote_agent(metadata)
-        return name.decode() if isinstance(name, bytes) else name
+        return name.decode(errors="replace") if isinstance(name, bytes) else name
 
     def remove_peer(self, peer: str) -> None:
         """Forget a peer and disconnect; handles and descriptor lists of it become invalid."""

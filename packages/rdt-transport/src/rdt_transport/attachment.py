@@ -7,9 +7,9 @@ import torch
 
 from rdt_plan import Chunk, Doorbell, EpochRecord, Kind, Offer, Subscription, SyncPlan
 from rdt_plan.wire import WIRE_VERSION
-from rdt_transport.errors import DisagreementError
-from rdt_transport.memory import Arena
+from rdt_transport.errors import DisagreementError, WireError
 from rdt_transport.progress import Endpoint, ProgressThread
+from rdt_transport.receive_ring import ReceiveRing
 from rdt_transport.rendezvous import RendezvousClient
 from rdt_transport.wire.base import PeerAddress, ReadHandle, Region, Wire
 
@@ -29,11 +29,12 @@ class Attachment:
         self.incarnation = uuid.uuid4().bytes
         self._progress = progress
         self._plan = plan
-        self._arena = Arena(plan.num_slots, max(1, plan.receive_slot_bytes), device)
+        self._ring = ReceiveRing(plan, device)
         self._handles: list[ReadHandle] = []
         self._index: dict[ReadHandle, int] = {}
         self._rank: dict[bytes, int] = {}
         self._producer: dict[int, bytes] = {}
+        self._wire_name: dict[bytes, str] = {}
         self._peers: list[str] = []
 
     def open(
@@ -53,7 +54,7 @@ class Attachment:
             return max(0.0, deadline - time.monotonic())
 
         plan, progress = self._plan, self._progress
-        progress.call(lambda wire: wire.register([self._arena.buffer]), left())
+        progress.call(lambda wire: wire.register([self._ring.buffer]), left())
         address = progress.call(lambda wire: wire.address(), left())
         subscription = Subscription(
             consumer=plan.consumer,
@@ -75,9 +76,19 @@ class Attachment:
 
     def _meet(self, offer: Offer, timeout_seconds: float) -> None:
         peer = PeerAddress(offer.wire_name, offer.metadata)
-        self._peers.append(peer.name)
-        self._progress.call(lambda wire: wire.connect(peer, timeout_seconds), timeout_seconds)
+        peers = self._progress.peers
+
+        def meet(wire: Wire) -> None:
+            try:
+                peers.meet(wire, peer, timeout_seconds)
+            except WireError:
+                peers.give_up(wire, peer.name)
+                raise
+            self._peers.append(peer.name)
+
+        self._progress.call(meet, timeout_seconds)
         incarnation = bytes.fromhex(offer.producer_incarnation)
+        self._wire_name[incarnation] = offer.wire_name
         self._rank[incarnation] = offer.rank
         self._producer[offer.rank] = incarnation
 
@@ -91,12 +102,8 @@ class Attachment:
                     f"producer {chunk.owner} offers serve slots of {slot_bytes} bytes, chunk "
                     f"{chunk.index} packs {num_bytes}; install one version of rdt on both sides"
                 )
-            local = self._arena.region(chunk.receive_slot)
-            handle = wire.prepare_read(
-                offer.wire_name,
-                Region(local.address, num_bytes, local.device),
-                Region(address, num_bytes, device),
-            )
+            remote = Region(address, num_bytes, device)
+            handle = wire.prepare_read(offer.wire_name, self._ring.region(chunk), remote)
             self._progress.own(handle, endpoint)
             self._index[handle] = chunk.index
             self._handles.append(handle)
@@ -121,9 +128,13 @@ class Attachment:
         """The rank of the producer with that incarnation; None for a stranger."""
         return self._rank.get(incarnation)
 
+    def is_from(self, incarnation: bytes, wire_name: str) -> bool:
+        """Whether the producer with that incarnation made its offer for the wire ``wire_name``."""
+        return self._wire_name.get(incarnation) == wire_name
+
     def packed(self, chunk: Chunk) -> torch.Tensor:
         """The received bytes of ``chunk``: a view of its receive slot."""
-        return self._arena.slot(chunk.receive_slot)[: chunk.serve.num_bytes]
+        return self._ring.packed(chunk)
 
     def close(self, endpoint: Endpoint) -> None:
         """Give the handles back, then forget the peers. Nothing may be in flight. Idempotent."""
@@ -132,7 +143,9 @@ class Attachment:
             while self._handles:
                 wire.release(self._handles.pop())
             while self._peers:
-                wire.disconnect(self._peers.pop())
+                self._progress.peers.leave(wire, self._peers.pop())
 
-        self._progress.call(drop, 10.0)
-        self._progress.detach(endpoint)
+        try:
+            self._progress.call(drop, 10.0)
+        finally:
+            self._progress.detach(endpoint)

@@ -11,7 +11,7 @@ import torch
 from rdt_plan import Doorbell, EpochRecord, Kind, Mailbox, SyncPlan, Verdict
 from rdt_transport.attachment import Attachment
 from rdt_transport.errors import SyncAbortedError, SyncTimeoutError, TornError
-from rdt_transport.events import Event
+from rdt_transport.events import Event, check_has_events
 from rdt_transport.failures import Failures
 from rdt_transport.progress import ProgressThread
 from rdt_transport.pulling import OnChunk, Pulling, SyncStats
@@ -36,7 +36,9 @@ class Consumer:
         on_chunk: called on the progress thread with a landed chunk and its packed bytes (uint8,
             1-D, valid until `scattered`); it must only queue. Every chunk it is given must be
             answered by `scattered` or `scatter_failed`, in an aborted epoch as well.
-        device: where the receive slots live.
+        device: where the receive slots live; "cpu" in this version.
+
+    Raises `WireError` for another device.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Consumer:
         on_chunk: OnChunk,
         device: torch.device | str = "cpu",
     ) -> None:
+        check_has_events(device)
         self.plan = plan
         self._progress = progress
         self._client = client
@@ -111,16 +114,19 @@ class Consumer:
         """Block until every chunk has been scattered.
 
         Raises the error that ended the epoch, or `SyncTimeoutError` naming what it waited for; the
-        epoch is then aborted and nothing of it is in flight.
+        epoch is then aborted and nothing of it is in flight. One that failed has
+        `ABORT_TIMEOUT_SECONDS` to drain; `SyncTimeoutError` says when it did not.
         """
         pulling = self._open_epoch()
-        if not pulling.settled.wait(timeout_seconds):
+        if not pulling.decided.wait(timeout_seconds):
             self.abort(
                 SyncTimeoutError(
                     f"consumer {self.plan.consumer}, epoch {pulling.record.epoch}: waited "
-                    f"{timeout_seconds:g} s for {pulling.waiting_for()}"
+                    f"{timeout_seconds:g} s for {pulling.waiting_for()}; raise timeout_seconds if "
+                    "the peer is only slow; otherwise look at its log"
                 )
             )
+        self._drain(pulling, pulling.error)
         if pulling.error is not None:
             raise pulling.error
         return pulling.stats
@@ -132,10 +138,14 @@ class Consumer:
         """
         pulling = self._open_epoch()
         self.fail(error)
+        self._drain(pulling, error)
+
+    def _drain(self, pulling: Pulling, error: BaseException | None) -> None:
         if not pulling.settled.wait(ABORT_TIMEOUT_SECONDS):
+            error = pulling.error or error
             raise SyncTimeoutError(
                 f"consumer {self.plan.consumer}: still in flight {ABORT_TIMEOUT_SECONDS:g} s after "
-                f"the abort: {pulling.waiting_for()}; shut this worker down"
+                f"the abort: {pulling.waiting_for()}; shut this worker down; aborted by: {error}"
             ) from error
 
     def fail(self, error: BaseException) -> None:
@@ -181,8 +191,10 @@ class Consumer:
         return self._pulling is not None and not self._pulling.settled.is_set()
 
     def on_doorbell(self, wire: Wire, sender: str, doorbell: Doorbell) -> None:
-        """A READY: of this epoch, of the next (kept), or stale (dropped)."""
-        del sender
+        """A READY: of this epoch, of the next (kept), or stale or of a stranger (dropped)."""
+        if not self._attachment.is_from(doorbell.sender, sender):
+            _logger.debug("consumer %s: dropped a doorbell of %s", self.plan.consumer, sender)
+            return
         verdict = self._mailbox.accept(doorbell)
         if doorbell.kind is Kind.READY and verdict is Verdict.DELIVER and self._addressee:
             self._ready(wire, self._addressee, doorbell)

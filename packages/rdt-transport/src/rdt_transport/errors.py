@@ -74,7 +74,7 @@ class EpochFailedError(RendezvousError):
 
 
 class RayMissingError(RendezvousError):
-    """Ray is not installed or not initialised, and hosting the rendezvous in it was asked for."""
+    """Ray is needed, and not installed, too old, or not initialised."""
 
 
 class SyncTimeoutError(RdtTransportError):

@@ -5,7 +5,11 @@ The only file of this package that may touch ``torch.cuda``.
 
 from typing import Protocol
 
-__all__ = ["Event", "Events", "HostEvents"]
+import torch
+
+from rdt_transport.errors import WireError
+
+__all__ = ["Event", "Events", "HostEvents", "check_has_events"]
 
 
 class Event(Protocol):
@@ -39,3 +43,17 @@ class HostEvents:
 
     def record(self) -> Event:
         return _COMPLETED
+
+
+def check_has_events(device: torch.device | str) -> None:
+    """Refuse memory whose work `HostEvents` would call complete while it still runs.
+
+    Raises `WireError` for any device but the CPU.
+    """
+    kind = torch.device(device).type
+    if kind != "cpu":
+        name = kind.upper()
+        raise WireError(
+            f"device {str(device)!r}: {name} memory needs {name} events, which this version does "
+            "not have; use device='cpu'"
+        )

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from rdt_plan import LayoutError, ParamMeta, ServeChunk, Slice, SliceError
+from rdt_plan.layout import ALIGNMENT
 
 __all__ = ["PackList", "check_source", "read_slice", "torch_dtype"]
 
@@ -23,6 +24,9 @@ def torch_dtype(name: str) -> torch.dtype:
 def check_source(meta: ParamMeta, tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` as the full, contiguous source of ``meta``: itself, or a contiguous copy.
 
+    Its bytes start at a multiple of 16, in memory and in its storage, so that slices of a larger
+    dtype can be viewed in it.
+
     Raises `SliceError` when its shape or dtype is not the manifest's.
     """
     dtype = torch_dtype(meta.dtype)
@@ -32,7 +36,9 @@ def check_source(meta: ParamMeta, tensor: torch.Tensor) -> torch.Tensor:
             f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}; "
             "yield tensors exactly as metadata() declares them"
         )
-    return tensor.detach().contiguous()
+    source = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    start = source.storage_offset() * source.element_size()
+    return source.clone() if source.data_ptr() % ALIGNMENT or start % ALIGNMENT else source
 
 
 def read_slice(tensor: torch.Tensor, region: Slice) -> torch.Tensor:
@@ -43,7 +49,8 @@ def read_slice(tensor: torch.Tensor, region: Slice) -> torch.Tensor:
     """
     dtype = torch_dtype(region.dtype)
     if tensor.dtype != dtype:
-        tensor = tensor.reshape(-1).view(dtype)
+        raw = tensor.reshape(-1).view(torch.uint8)
+        tensor = raw[: raw.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
     return tensor.as_strided(region.shape, region.stride, tensor.storage_offset() + region.offset)
 
 
@@ -57,6 +64,13 @@ def _packed_views(
         for region, offset in zip(slices, offsets, strict=True)
         if region.numel
     ]
+
+
+def _read(sources: Mapping[str, torch.Tensor], region: Slice) -> torch.Tensor:
+    try:
+        return read_slice(sources[region.name], region)
+    except (KeyError, RuntimeError) as error:
+        raise SliceError(f"{region.name}: {region} cannot be read: {error}") from error
 
 
 class PackList:
@@ -81,5 +95,5 @@ class PackList:
     def run(self, sources: Mapping[str, torch.Tensor]) -> None:
         """Copy, on the current stream; ``sources`` are full and contiguous (`check_source`)."""
         if self._slices:
-            regions = [read_slice(sources[region.name], region) for region in self._slices]
+            regions = [_read(sources, region) for region in self._slices]
             torch._foreach_copy_(self._views, regions)

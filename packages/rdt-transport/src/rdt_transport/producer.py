@@ -18,11 +18,13 @@ from rdt_plan import (
     Mailbox,
     Manifest,
     ProducerRecord,
+    Subscription,
     Verdict,
     encode_manifest,
     rank_schedule,
 )
 from rdt_transport.errors import SyncAbortedError, SyncTimeoutError
+from rdt_transport.events import check_has_events
 from rdt_transport.failures import Failures
 from rdt_transport.pack import check_source
 from rdt_transport.progress import ProgressThread
@@ -55,7 +57,9 @@ class Producer:
         rank: this producer's rank among the job's producers.
         manifest: the whole model.
         settings: the job's; its lookahead bounds the resident groups to ``lookahead + 1``.
-        device: where the serve slots live.
+        device: where the serve slots live; "cpu" in this version.
+
+    Raises `WireError` for another device.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class Producer:
         settings: JobSettings,
         device: torch.device | str = "cpu",
     ) -> None:
+        check_has_events(device)
         self.incarnation = uuid.uuid4().bytes
         self.rank = rank
         self.groups = rank_schedule(manifest, rank)
@@ -76,6 +81,7 @@ class Producer:
         self._manifest = manifest
         self._settings = settings
         self._thread = ServingThread(f"rdt-serve-{rank}", self.fail)
+        self._gone: dict[bytes, str] = {}
         self._rings = ServeRings(
             progress,
             client,
@@ -83,9 +89,9 @@ class Producer:
             incarnation=self.incarnation,
             manifest=manifest,
             device=device,
+            gone=self._gone,
         )
         self._failures = Failures()
-        self._gone: dict[bytes, str] = {}
         self._mailbox = Mailbox(settings.num_slots)
         self._serving: Serving | None = None
         self._addressee: Serving | None = None  # of what the mailbox delivers; they move together
@@ -107,18 +113,47 @@ class Producer:
         self._client.publish(record, encode_manifest(self._manifest), timeout_seconds)
 
     def begin(self, record: EpochRecord) -> None:
-        """Open epoch ``record.epoch`` for its live consumers."""
+        """Open epoch ``record.epoch`` for its live consumers, when no admission is under way."""
         if self.is_busy():
             raise SyncAbortedError(
                 f"producer {self.rank}: epoch {self._open_epoch().record.epoch} is still open, so "
                 f"epoch {record.epoch} cannot begin: finish it, or abort it, first"
+            )
+        self._thread.set_quiet(False)
+        try:
+            serving = self._serve(record)
+        except BaseException:
+            self._thread.set_quiet(True)
+            raise
+        self._serving = serving
+        if serving.settled:
+            self._thread.set_quiet(True)
+
+        def open_mailbox(wire: Wire) -> None:
+            self._addressee = serving
+            for doorbell in self._mailbox.open(bytes.fromhex(record.session), record.epoch):
+                self._done(wire, serving, doorbell)
+
+        self._progress.submit(open_mailbox, self)
+        # What the rendezvous told between its answer to `begin` and this call.
+        for consumer, incarnation in record.live:
+            if (reason := self._gone.get(bytes.fromhex(incarnation))) is not None:
+                self._drop(consumer, reason)
+        self._heed_failures()
+
+    def _serve(self, record: EpochRecord) -> Serving:
+        if not self._thread.wait_for_quiet_job(QUIESCE_TIMEOUT_SECONDS):
+            raise SyncTimeoutError(
+                f"producer {self.rank}, epoch {record.epoch}: a consumer is still being admitted "
+                f"or dismissed after {QUIESCE_TIMEOUT_SECONDS:g} s; look at what the wire and the "
+                "rendezvous logged"
             )
         live = {}
         for consumer, incarnation in record.live:
             served = self._rings.get(bytes.fromhex(incarnation))
             if served is not None:
                 live[consumer] = served
-        serving = Serving(
+        return Serving(
             record,
             live,
             groups=self.groups,
@@ -129,20 +164,6 @@ class Producer:
             thread=self._thread,
             on_unreachable=self._unreachable,
         )
-        self._serving = serving
-        self._thread.set_quiet(serving.settled)
-
-        def open_mailbox(wire: Wire) -> None:
-            self._addressee = serving
-            for doorbell in self._mailbox.open(bytes.fromhex(record.session), record.epoch):
-                self._done(wire, serving, doorbell)
-
-        self._progress.submit(open_mailbox, self)
-        # What the rendezvous told between its answer to `begin` and this call.
-        for consumer, served in live.items():
-            if (reason := self._gone.get(served.incarnation)) is not None:
-                self._drop(consumer, reason)
-        self._heed_failures()
 
     def wait_for_credit(self, timeout_seconds: float) -> None:
         """Block until one more group may be resident: call it before gathering the group.
@@ -179,7 +200,8 @@ class Producer:
         if not self._open_epoch().wait_for_quiet(QUIESCE_TIMEOUT_SECONDS):
             raise SyncTimeoutError(
                 f"producer {self.rank}: a pack has not ended {QUIESCE_TIMEOUT_SECONDS:g} s after "
-                "the abort; the sources may still be read"
+                "the abort; the sources may still be read: leave them unchanged, or end this "
+                "process"
             ) from error
 
     def fail(self, error: BaseException) -> None:
@@ -201,13 +223,17 @@ class Producer:
         self._heed_failures()
         match event:
             case Subscribed(subscription):
-                self._thread.run_when_quiet(lambda: self._rings.admit(subscription))
+                self._thread.run_when_quiet(lambda: self._admit(subscription))
             case ConsumerDropped(consumer, incarnation, reason):
                 self._lose(consumer, incarnation, reason)
             case ConsumerLeft(consumer, incarnation):
                 self._lose(consumer, incarnation, "it left")
             case _:
                 pass
+
+    def _admit(self, subscription: Subscription) -> None:
+        if not self._rings.admit(subscription):  # slice by slice: an epoch may begin in between
+            self._thread.run_when_quiet(lambda: self._admit(subscription))
 
     def _open_epoch(self) -> Serving:
         if self._serving is None:
@@ -242,8 +268,11 @@ class Producer:
         return self._serving is not None and not self._serving.settled
 
     def on_doorbell(self, wire: Wire, sender: str, doorbell: Doorbell) -> None:
-        """A DONE: of this epoch, of the next (kept), or stale (dropped)."""
-        del sender
+        """A DONE: of this epoch, of the next (kept), or stale or of a stranger (dropped)."""
+        served = self._rings.get(doorbell.sender)
+        if served is None or served.wire_name != sender:
+            _logger.debug("producer %d: dropped a doorbell of %s", self.rank, sender)
+            return
         verdict = self._mailbox.accept(doorbell)
         if doorbell.kind is Kind.DONE and verdict is Verdict.DELIVER and self._addressee:
             self._done(wire, self._addressee, doorbell)
@@ -264,4 +293,4 @@ class Producer:
     def _done(self, wire: Wire, serving: Serving, doorbell: Doorbell) -> None:
         served = self._rings.get(doorbell.sender)
         if served is not None:
-            serving.done(wire, served.consumer, doorbell.seq)
+            serving.done(wire, served, doorbell.seq)

@@ -15,6 +15,7 @@ from rdt_plan.doorbell import Doorbell
 from rdt_plan.errors import RdtPlanError
 from rdt_transport.endpoint import Endpoint
 from rdt_transport.errors import WireError, WireTimeoutError
+from rdt_transport.peers import Peers
 from rdt_transport.wire.base import Notification, ReadHandle, Wire
 
 __all__ = ["Endpoint", "ProgressThread"]
@@ -46,6 +47,7 @@ class ProgressThread:
 
     Attributes:
         wire_name: the wire's name.
+        peers: whom its sessions have met; only for functions that run on the thread.
         dropped: notifications and reads that had no endpoint or were no doorbells.
 
     Raises:
@@ -58,6 +60,7 @@ class ProgressThread:
     ) -> None:
         self.name = name
         self.dropped = 0
+        self.peers = Peers()
         self._make_wire = make_wire
         self._idle_poll_seconds = idle_poll_seconds
         self._endpoints: Mapping[bytes, Endpoint] = {}
@@ -76,7 +79,8 @@ class ProgressThread:
             self._stop()
         if not started.done():
             raise WireTimeoutError(
-                f"{name}: the wire was not made within {START_TIMEOUT_SECONDS:g} s"
+                f"{name}: the wire was not made within {START_TIMEOUT_SECONDS:g} s; look at what "
+                "NIXL and UCX logged"
             )
         self.wire_name = started.result()
 
@@ -108,7 +112,8 @@ class ProgressThread:
         # It has begun. If it waits until the same deadline, its own error says more than ours.
         if not wait([future], _GRACE_SECONDS).done:
             raise WireTimeoutError(
-                f"{self.name}: a call has not ended within {timeout_seconds:g} s"
+                f"{self.name}: a call has not ended within {timeout_seconds:g} s; raise "
+                "timeout_seconds if the peer is only slow; otherwise look at its log"
             )
         return future.result()
 
@@ -159,7 +164,8 @@ class ProgressThread:
         self._thread.join(timeout_seconds)
         if self._thread.is_alive():
             raise WireTimeoutError(
-                f"{self.name}: has not ended within {timeout_seconds:g} s of its close"
+                f"{self.name}: has not ended within {timeout_seconds:g} s of its close; its wire "
+                "may still hold memory and peers until this process ends"
             )
 
     def _stop(self) -> None:

@@ -43,7 +43,10 @@ class SyncStats:
 
 
 class Pulling:
-    """An open epoch. `settled` is set when it ended; `error` then says how (None: complete)."""
+    """An open epoch. `settled` is set when it ended; `error` then says how (None: complete).
+
+    `decided` is set with the first error already, or with `settled`: how it ends is then known.
+    """
 
     def __init__(
         self, plan: SyncPlan, attachment: Attachment, record: EpochRecord, on_chunk: OnChunk
@@ -51,6 +54,7 @@ class Pulling:
         self.record = record
         self.stats = SyncStats(record.epoch, len(plan.chunks))
         self.settled = threading.Event()
+        self.decided = threading.Event()
         self.error: BaseException | None = None
         self._plan = plan
         self._attachment = attachment
@@ -63,6 +67,11 @@ class Pulling:
     def waiting_for(self) -> str:
         """What holds the epoch up, for a timeout's message (any thread)."""
         return self._machine.waiting_for()
+
+    def fail(self, error: BaseException) -> None:
+        """Keep the first error."""
+        self.error = self.error or error
+        self.decided.set()
 
     def begin(self, wire: Wire) -> None:
         """Open the epoch."""
@@ -90,7 +99,7 @@ class Pulling:
 
     def scatter_failed(self, wire: Wire, index: int, error: BaseException) -> None:
         """Chunk ``index`` was not, or will not be, installed."""
-        self.error = self.error or error
+        self.fail(error)
         self._perform(wire, self._machine.scatter_failed(index, str(error)))
 
     def poll(self, wire: Wire) -> None:
@@ -106,7 +115,7 @@ class Pulling:
     def abort(self, wire: Wire, error: BaseException) -> None:
         """Start nothing new; settles once nothing is in flight. Ignored when settled."""
         if not self.settled.is_set():
-            self.error = self.error or error
+            self.fail(error)
             self._perform(wire, self._machine.abort(str(error)))
 
     def _perform(self, wire: Wire, actions: Sequence[object]) -> None:
@@ -120,8 +129,10 @@ class Pulling:
                 case Finished():
                     self._settle()
                 case Quiesced(reason):
-                    self.error = self.error or SyncAbortedError(
-                        f"consumer {self._plan.consumer}, epoch {self.record.epoch}: {reason}"
+                    self.fail(
+                        SyncAbortedError(
+                            f"consumer {self._plan.consumer}, epoch {self.record.epoch}: {reason}"
+                        )
                     )
                     self._settle()
 
@@ -143,7 +154,7 @@ class Pulling:
             f"producer {chunk.owner} failed: {reason}"
         )
         error.__cause__ = cause
-        self.error = self.error or error
+        self.fail(error)
         self._perform(wire, self._machine.read_failed(index, reason))
 
     def _lap(self, stage: str, index: int) -> None:
@@ -154,3 +165,4 @@ class Pulling:
     def _settle(self) -> None:
         self.stats.stage_seconds["total"] = time.perf_counter() - self._started
         self.settled.set()
+        self.decided.set()

@@ -1,7 +1,8 @@
 """What a producer keeps per consumer: its serve ring, its chunk table, and the offer it made."""
 
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -11,12 +12,11 @@ from rdt_plan import (
     ConsumerId,
     Manifest,
     Offer,
-    RdtPlanError,
     SlotRegion,
     Subscription,
     check_table,
 )
-from rdt_transport.errors import RdtTransportError
+from rdt_transport.errors import SyncAbortedError, WireTimeoutError
 from rdt_transport.memory import Arena
 from rdt_transport.pack import PackList
 from rdt_transport.progress import ProgressThread
@@ -27,7 +27,8 @@ __all__ = ["ServeRings", "Served"]
 
 _logger = logging.getLogger(__name__)
 
-ADMIT_TIMEOUT_SECONDS = 60.0  # registering one ring and meeting one consumer
+ADMIT_TIMEOUT_SECONDS = 60.0  # registering one ring, or meeting one consumer
+SLICE_SECONDS = 0.05  # how long the progress thread waits for a newcomer at a time
 
 
 @dataclass(slots=True)
@@ -43,17 +44,32 @@ class Served:
 
     def pack(self, seq: int, sources: Mapping[str, torch.Tensor]) -> None:
         """Fill chunk ``seq``'s serve slot from full, contiguous ``sources``."""
-        if seq not in self.packs:
-            chunk = self.table.chunks[seq]
-            self.packs[seq] = PackList(chunk, self.ring.slot(chunk.serve_slot))
-        self.packs[seq].run(sources)
+        chunk = self.table.chunks[seq]
+        try:
+            if seq not in self.packs:
+                self.packs[seq] = PackList(chunk, self.ring.slot(chunk.serve_slot))
+            self.packs[seq].run(sources)
+        except Exception as error:
+            raise SyncAbortedError(
+                f"packing chunk seq {seq} ({chunk.tensors}) for consumer {self.consumer} failed: "
+                f"{error}"
+            ) from error
+
+
+@dataclass(slots=True)
+class _Newcomer:
+    """One that has a ring and was not met yet; ``seconds``: spent on trying."""
+
+    peer: PeerAddress
+    ring: Arena
+    seconds: float = 0.0
 
 
 class ServeRings:
     """Serve rings by consumer incarnation. Changed by the serving thread only; `get` is for all.
 
     Registered memory is never given back before the wire closes: the ring of a consumer that left
-    is handed to the next one whose slots fit.
+    is handed to the next one whose slots fit. ``gone`` holds the incarnations that are over.
     """
 
     def __init__(
@@ -65,6 +81,7 @@ class ServeRings:
         incarnation: bytes,
         manifest: Manifest,
         device: torch.device | str,
+        gone: Container[bytes],
     ) -> None:
         self._progress = progress
         self._client = client
@@ -73,47 +90,80 @@ class ServeRings:
         self._manifest = manifest
         self._device = device
         self._served: dict[bytes, Served] = {}
+        self._newcomers: dict[bytes, _Newcomer] = {}
         self._idle: list[Arena] = []
+        self._gone = gone
 
-    def admit(self, subscription: Subscription) -> None:
+    def admit(self, subscription: Subscription) -> bool:
         """Register a ring for a consumer, meet it, and make it an offer.
 
-        One that cannot be served (a table outside the manifest, an unreachable wire) is dropped at
-        the rendezvous, which tells it the reason.
+        False when its wire has not answered within `SLICE_SECONDS`: call again to go on. One that
+        cannot be served (a table outside the manifest, a wire unreachable for
+        `ADMIT_TIMEOUT_SECONDS`) is dropped at the rendezvous, which tells it the reason.
         """
         table = next((t for t in subscription.tables if t.owner == self._rank), None)
         incarnation = bytes.fromhex(subscription.incarnation)
         if table is None or incarnation in self._served:
-            return
+            return True
+        if incarnation in self._gone:
+            self.dismiss(incarnation)
+            return True
         try:
-            check_table(table, self._manifest, self._rank)
-            ring = self._ring(table)
-            peer = PeerAddress(subscription.wire_name, subscription.metadata)
+            if incarnation not in self._newcomers:
+                check_table(table, self._manifest, self._rank)
+                peer = PeerAddress(subscription.wire_name, subscription.metadata)
+                self._newcomers[incarnation] = _Newcomer(peer, self._ring(table))
+            newcomer = self._newcomers[incarnation]
+            if not self._meet(newcomer):
+                return False
+            del self._newcomers[incarnation]
+            ring, consumer, name = newcomer.ring, subscription.consumer, newcomer.peer.name
+            self._served[incarnation] = Served(consumer, incarnation, name, table, ring)
+            self._client.offer(self._offer(self._served[incarnation]))
+        except Exception as error:  # whatever a stranger sent, or made the wire say
+            self._refuse(subscription, error)
+        return True
+
+    def _meet(self, newcomer: _Newcomer) -> bool:
+        """Go on meeting it for one slice; False: not yet."""
+        peers, peer, began = self._progress.peers, newcomer.peer, time.monotonic()
+        try:
             self._progress.call(
-                lambda wire: wire.connect(peer, ADMIT_TIMEOUT_SECONDS), ADMIT_TIMEOUT_SECONDS
+                lambda wire: peers.meet(wire, peer, SLICE_SECONDS), ADMIT_TIMEOUT_SECONDS
             )
-            address = self._progress.call(lambda wire: wire.address(), ADMIT_TIMEOUT_SECONDS)
-        except (RdtPlanError, RdtTransportError) as error:
-            _logger.warning("producer %d refuses %s: %s", self._rank, subscription.consumer, error)
-            reason = f"producer {self._rank} cannot serve it: {error}"
-            self._client.drop(subscription.consumer, subscription.incarnation, reason)
-            return
-        consumer = subscription.consumer
-        self._served[incarnation] = Served(consumer, incarnation, peer.name, table, ring)
-        self._client.offer(
-            Offer(
-                consumer=consumer,
-                consumer_incarnation=subscription.incarnation,
-                rank=self._rank,
-                producer_incarnation=self._incarnation.hex(),
-                wire_name=address.name,
-                metadata=address.metadata,
-                slots=tuple(
-                    SlotRegion(region.address, region.num_bytes, region.device)
-                    for region in map(ring.region, range(table.num_slots))
-                ),
-            )
+        except WireTimeoutError as error:
+            newcomer.seconds += time.monotonic() - began
+            if newcomer.seconds < ADMIT_TIMEOUT_SECONDS:
+                return False
+            raise WireTimeoutError(
+                f"its wire {peer.name} did not answer for {newcomer.seconds:.0f} s; is that "
+                "process alive, polling its wire, and reachable?"
+            ) from error
+        return True
+
+    def _offer(self, served: Served) -> Offer:
+        address = self._progress.call(lambda wire: wire.address(), ADMIT_TIMEOUT_SECONDS)
+        return Offer(
+            consumer=served.consumer,
+            consumer_incarnation=served.incarnation.hex(),
+            rank=self._rank,
+            producer_incarnation=self._incarnation.hex(),
+            wire_name=address.name,
+            metadata=address.metadata,
+            slots=tuple(
+                SlotRegion(region.address, region.num_bytes, region.device)
+                for region in map(served.ring.region, range(served.table.num_slots))
+            ),
         )
+
+    def _refuse(self, subscription: Subscription, error: Exception) -> None:
+        consumer, incarnation = subscription.consumer, subscription.incarnation
+        _logger.warning("producer %d refuses %s: %s", self._rank, consumer, error)
+        try:
+            self.dismiss(bytes.fromhex(incarnation))
+        finally:
+            reason = f"producer {self._rank} cannot serve it: {type(error).__name__}: {error}"
+            self._client.drop(consumer, incarnation, reason)
 
     def _ring(self, table: ChunkTable) -> Arena:
         for ring in self._idle:
@@ -130,8 +180,12 @@ class ServeRings:
 
     def dismiss(self, incarnation: bytes) -> None:
         """Forget a consumer that left or was dropped; its ring waits for the next one."""
-        served = self._served.pop(incarnation, None)
-        if served is not None:
+        peers = self._progress.peers
+        if (newcomer := self._newcomers.pop(incarnation, None)) is not None:
+            self._idle.append(newcomer.ring)
+            unmet = newcomer.peer.name
+            self._progress.call(lambda wire: peers.give_up(wire, unmet), ADMIT_TIMEOUT_SECONDS)
+        if (served := self._served.pop(incarnation, None)) is not None:
             self._idle.append(served.ring)
             name = served.wire_name
-            self._progress.call(lambda wire: wire.disconnect(name), ADMIT_TIMEOUT_SECONDS)
+            self._progress.call(lambda wire: peers.leave(wire, name), ADMIT_TIMEOUT_SECONDS)

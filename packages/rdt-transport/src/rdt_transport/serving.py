@@ -1,7 +1,7 @@
 """One epoch of one producer: drives the pure `ProducerEpoch` over the wire.
 
 Everything here runs on the progress thread, but for the packs, which run on the serving thread, and
-`wait`, on which the publisher's thread blocks.
+`wait_for_credit` and `wait_until_settled`, on which the publisher's thread blocks.
 """
 
 import threading
@@ -117,7 +117,8 @@ class Serving:
             if not met:
                 raise SyncTimeoutError(
                     f"producer {self._rank}, epoch {self.record.epoch}: waited "
-                    f"{timeout_seconds:g} s for {self._machine.waiting_for()}"
+                    f"{timeout_seconds:g} s for {self._machine.waiting_for()}; raise "
+                    "timeout_seconds if the peer is only slow; otherwise look at its log"
                 )
 
     # ---- the serving thread ----------------------------------------------------------------
@@ -146,9 +147,10 @@ class Serving:
             self._sources[group] = sources
             self._perform(wire, self._machine.publish(group))
 
-    def done(self, wire: Wire, consumer: ConsumerId, seq: int) -> None:
-        """``consumer`` has read chunk ``seq``."""
-        self._perform(wire, self._machine.done(consumer, seq))
+    def done(self, wire: Wire, served: Served, seq: int) -> None:
+        """``served`` has read chunk ``seq``; ignored of one that takes no part in this epoch."""
+        if self._live.get(served.consumer) is served:
+            self._perform(wire, self._machine.done(served.consumer, seq))
 
     def drop(self, wire: Wire, consumer: ConsumerId, reason: str) -> None:
         """Go on without ``consumer``."""
@@ -223,6 +225,6 @@ class Serving:
 
     def _settle(self) -> None:
         self._sources.clear()
+        self._thread.set_quiet(True)  # before anybody can begin the next epoch
         with self._changed:
             self._settled = True
-        self._thread.set_quiet(True)

@@ -1,8 +1,9 @@
-"""Hypothesis strategies and a reference implementation, for this package's users and tests.
+"""Hypothesis strategies, a reference implementation, and what a state machine accepts.
 
 Needs ``hypothesis``; nothing that ``import rdt_plan`` loads does.
 """
 
+from rdt_plan.testing.moves import accepted_moves, snapshot
 from rdt_plan.testing.reference import elements, pack_slice, place, serve_chunk
 from rdt_plan.testing.strategies import (
     dtype_names,
@@ -17,6 +18,7 @@ from rdt_plan.testing.strategies import (
 )
 
 __all__ = [
+    "accepted_moves",
     "dtype_names",
     "elements",
     "fills",
@@ -29,5 +31,6 @@ __all__ = [
     "regions",
     "serve_chunk",
     "slices",
+    "snapshot",
     "writes",
 ]

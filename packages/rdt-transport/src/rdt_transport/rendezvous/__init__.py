@@ -13,7 +13,7 @@ from rdt_transport.rendezvous.events import (
     Subscribed,
 )
 from rdt_transport.rendezvous.local_host import LocalHost, RendezvousHost, host_local
-from rdt_transport.rendezvous.ray_host import RayHost, find_in_ray, host_in_ray
+from rdt_transport.rendezvous.ray_host import RayHost, host_in_ray, import_ray
 from rdt_transport.rendezvous.settings import JobSettings
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
     "RendezvousHost",
     "SessionChanged",
     "Subscribed",
-    "find_in_ray",
     "host_in_ray",
     "host_local",
+    "import_ray",
 ]

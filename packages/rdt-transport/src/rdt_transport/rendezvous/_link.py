@@ -72,9 +72,15 @@ class Link:
         )
         self._thread.start()
         try:
-            opened.result()  # has a deadline of its own
-        except BaseException:
-            self._thread.join()
+            opened.result(timeout_seconds + _GRACE_SECONDS)  # it ends itself before
+        except BaseException as error:
+            self._end(RendezvousError("this client of the rendezvous was never opened"))
+            self._join(self._thread)
+            if isinstance(error, TimeoutError) and not opened.done():
+                raise RendezvousTimeoutError(
+                    f"the client's thread did not open a connection to the rendezvous at {address} "
+                    f"within {timeout_seconds + _GRACE_SECONDS:g} s; is this machine overloaded?"
+                ) from error
             raise
         self._event_thread = threading.Thread(target=self._deliver, name="rdt-events", daemon=True)
         self._event_thread.start()
@@ -106,7 +112,7 @@ class Link:
                 raise
             raise RendezvousTimeoutError(
                 f"the rendezvous at {self._address} gave no answer to {type(request).__name__} "
-                f"within {timeout_seconds + _GRACE_SECONDS:g} s"
+                f"within {timeout_seconds + _GRACE_SECONDS:g} s; look at the log of its host"
             ) from error
         finally:
             with self._lock:
@@ -120,9 +126,19 @@ class Link:
         self._end(RendezvousError("this client of the rendezvous is closed"))
         for thread in (self._thread, self._event_thread):
             if thread is not threading.current_thread():
-                thread.join(_GRACE_SECONDS)
-                if thread.is_alive():  # a listener that does not return; it is a daemon
-                    _logger.warning("%s has not ended within %g s", thread.name, _GRACE_SECONDS)
+                self._join(thread)
+
+    def _join(self, thread: threading.Thread) -> None:
+        """Wait for a daemon that may be held up by a listener, or by the resolver of names."""
+        thread.join(_GRACE_SECONDS)
+        if thread.is_alive():
+            _logger.warning(
+                "%s of the client of %s has not ended within %g s: a listener, or the resolving of "
+                "a name, may still run",
+                thread.name,
+                self._address,
+                _GRACE_SECONDS,
+            )
 
     def _end(self, error: RdtTransportError) -> bool:
         """Let ``error`` end every call, now and later; True the first time."""
@@ -165,7 +181,8 @@ class Link:
                 return reader, await introduce(reader, self._writer, address)
         except TimeoutError as error:
             raise RendezvousTimeoutError(
-                f"the rendezvous at {address} did not answer within {timeout_seconds:g} s"
+                f"the rendezvous at {address} did not answer within {timeout_seconds:g} s; is the "
+                "trainer running, and is the address reachable from here?"
             ) from error
         except OSError as error:
             raise RendezvousLostError(

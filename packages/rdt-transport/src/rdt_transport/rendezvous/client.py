@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from types import TracebackType
 
-from rdt_plan import ConsumerId
+from rdt_plan import WIRE_VERSION, ConsumerId
 from rdt_plan.records import EpochRecord, JobRecord, Offer, ProducerRecord, Subscription
 from rdt_transport.errors import RendezvousProtocolError
 from rdt_transport.rendezvous._link import Link
@@ -33,6 +33,7 @@ from rdt_transport.rendezvous.requests import (
     Subscribe,
 )
 from rdt_transport.rendezvous.sealed import SealedSubscription
+from rdt_transport.rendezvous.versions import check_wire_version
 
 __all__ = ["RendezvousClient"]
 
@@ -70,6 +71,7 @@ class RendezvousClient:
     ) -> None:
         self.address = address
         self._session: str | None = None
+        self._incarnations: dict[ConsumerId, str] = {}  # as subscribed here
         self._on_event = on_event
         listen = None if on_event is None else self._listen
         self._link = Link(address, listen, connect_timeout_seconds)
@@ -132,8 +134,12 @@ class RendezvousClient:
     # ---- consumers ---------------------------------------------------------------------------
 
     def job(self, timeout_seconds: float) -> JobRecord:
-        """The job, once all producers have published. `subscribe` then holds to its session."""
+        """The job, once all producers have published. `subscribe` then holds to its session.
+
+        Raises `VersionMismatchError` before anything of another wire version is decoded.
+        """
         record = self._link.call(GetJob(), timeout_seconds)
+        check_wire_version("this worker", WIRE_VERSION, record.wire_version)
         self._session = record.session
         return record
 
@@ -144,11 +150,17 @@ class RendezvousClient:
         differ), `TornError` (that incarnation was dropped), `RendezvousError` (session changed).
         """
         sealed = SealedSubscription.seal(subscription)
+        self._incarnations[subscription.consumer] = subscription.incarnation
         self._link.call(Subscribe(sealed, self._session), timeout_seconds)
 
     def offers(self, consumer: ConsumerId, timeout_seconds: float) -> tuple[Offer, ...]:
-        """One offer of every owner in the consumer's tables, by rank, once all are there."""
-        return self._link.call(GetOffers(consumer), timeout_seconds)
+        """One offer of every owner in the consumer's tables, by rank, once all are there.
+
+        For the consumer this client subscribed last; raises `TornError` with the reason when it was
+        dropped, `RendezvousError` when it is not subscribed.
+        """
+        incarnation = self._incarnations.get(consumer, "")
+        return self._link.call(GetOffers(consumer, incarnation), timeout_seconds)
 
     def ready(
         self,

@@ -1,18 +1,22 @@
 """The rendezvous in a thread of this process: for one trainer, or for a pushing process."""
 
 import asyncio
+import logging
 import threading
 from concurrent.futures import Future
 from typing import Protocol
 
-from rdt_transport.errors import RendezvousError
+from rdt_transport.errors import RendezvousError, RendezvousTimeoutError
 from rdt_transport.rendezvous.address import RendezvousAddress
 from rdt_transport.rendezvous.server import RendezvousServer
 from rdt_transport.rendezvous.settings import JobSettings
 
 __all__ = ["LocalHost", "RendezvousHost", "host_local"]
 
+_logger = logging.getLogger(__name__)
+
 _START_TIMEOUT_SECONDS = 30.0
+_STOP_TIMEOUT_SECONDS = 30.0  # closing every connection takes about a second
 
 
 class RendezvousHost(Protocol):
@@ -47,8 +51,15 @@ class LocalHost:
         self._thread.start()
         try:
             port = started.result(_START_TIMEOUT_SECONDS)
-        except OSError as error:
-            self._thread.join(_START_TIMEOUT_SECONDS)
+        except OSError as error:  # a TimeoutError is one
+            if not started.done():
+                self._stop_soon()
+                raise RendezvousTimeoutError(
+                    f"the rendezvous does not listen on {host}:{port} after "
+                    f"{_START_TIMEOUT_SECONDS:g} s; give an address instead of a name that is slow "
+                    "to resolve"
+                ) from error
+            self._thread.join(_STOP_TIMEOUT_SECONDS)
             raise RendezvousError(
                 f"the rendezvous cannot listen on {host}:{port}: {error}; give a host of this "
                 "machine that the workers can reach"
@@ -69,13 +80,26 @@ class LocalHost:
             runner.run(serve())
 
     def close(self) -> None:
-        """End the job: every client sees its connection closed. Idempotent."""
+        """End the job: every client sees its connection closed. Idempotent.
+
+        A server that does not end within its deadline is logged and left to its daemon thread.
+        """
         if self._thread.is_alive():
-            try:
-                self._loop.call_soon_threadsafe(self._stop.set)
-            except RuntimeError:
-                pass  # it has just ended
-            self._thread.join()
+            self._stop_soon()
+            self._thread.join(_STOP_TIMEOUT_SECONDS)
+            if self._thread.is_alive():
+                _logger.warning(
+                    "the rendezvous at %s has not ended within %g s of its close: it may still "
+                    "hold its port and connections until this process ends",
+                    self.address,
+                    _STOP_TIMEOUT_SECONDS,
+                )
+
+    def _stop_soon(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._stop.set)
+        except RuntimeError:
+            pass  # it has just ended
 
 
 def host_local(

@@ -192,7 +192,10 @@ async def admit_client(
             "take the address and the token from the same init_info"
         )
     if wanted != job:
-        raise RendezvousError(f"this rendezvous serves job {job!r}, not {wanted!r}")
+        raise RendezvousError(
+            f"this rendezvous serves job {job!r}, not {wanted!r}; take the address and the job's "
+            "name from the same init_info"
+        )
     proof = _proof(token, "server", wanted, theirs, nonce)
     welcome = {"kind": "welcome", "proof": proof, "lease_seconds": lease_seconds}
     writer.write(encode_frame(welcome))

@@ -12,10 +12,12 @@ from rdt_transport.rendezvous.address import RendezvousAddress
 from rdt_transport.rendezvous.local_host import LocalHost
 from rdt_transport.rendezvous.settings import JobSettings
 
-__all__ = ["RayHost", "find_in_ray", "host_in_ray"]
+__all__ = ["RayHost", "host_in_ray", "import_ray"]
 
 _NAMESPACE = "rdt"
 _TIMEOUT_SECONDS = 60.0  # Ray starts a process for the actor
+_MINIMUM_VERSION = (2, 56)
+_REMEDY = "install it with: pip install 'rdt-transport[ray]'"
 
 
 class RendezvousActor:
@@ -24,7 +26,7 @@ class RendezvousActor:
     def __init__(self, job: str, token: str, settings: dict[str, Any], creator: str) -> None:
         self._settings = settings
         self._creator = creator
-        node = _import_ray().util.get_node_ip_address()
+        node = import_ray().util.get_node_ip_address()
         self._host = LocalHost(job, token, JobSettings.from_json(settings), host=node)
 
     def locate(self) -> tuple[str, int, dict[str, Any], str]:
@@ -48,7 +50,7 @@ class RayHost:
     def close(self) -> None:
         """End the job, if this is the host that created the actor. Idempotent."""
         actor, self._actor = self._actor, None
-        ray = _import_ray()
+        ray = import_ray()
         if actor is None or not ray.is_initialized():
             return
         if self._owned:
@@ -83,10 +85,10 @@ def host_in_ray(
         ray_address: None or ``"auto"`` use the Ray that this process has initialised; ``"local"``
             starts one, which `RayHost.close` stops; anything else is a cluster to connect to.
 
-    Raises `RayMissingError` when Ray is not there, `DisagreementError` when the actor that is
-    found serves other settings, `RendezvousError` when the actor does not come up.
+    Raises `RayMissingError` when Ray is not there or too old, `DisagreementError` when the actor
+    that is found serves other settings, `RendezvousError` when the actor does not come up.
     """
-    ray = _import_ray()
+    ray = import_ray()
     started = _initialise(ray, ray_address)
     creator = uuid.uuid4().hex
     try:
@@ -109,26 +111,6 @@ def host_in_ray(
     return RayHost(address, actor, owned=made_by == creator, stop_ray=started)
 
 
-def find_in_ray(
-    job: str, token: str, *, namespace: str = _NAMESPACE, ray_address: str | None = None
-) -> RendezvousAddress:
-    """The address of a rendezvous that another process hosts in Ray.
-
-    Raises `RendezvousError` when there is none, `RayMissingError` when Ray is not there.
-    """
-    ray = _import_ray()
-    _initialise(ray, ray_address)
-    try:
-        actor = ray.get_actor(_actor_name(job), namespace=namespace)
-    except ValueError as error:
-        raise RendezvousError(
-            f"no rendezvous of job {job!r} in Ray namespace {namespace!r}; start the trainer "
-            "first, or name the namespace it uses"
-        ) from error
-    host, port, _, _ = _locate(ray, actor, job)
-    return RendezvousAddress(host, port, job, token)
-
-
 def _actor_name(job: str) -> str:
     return f"rdt-rendezvous-{job}"
 
@@ -139,18 +121,23 @@ def _locate(ray: Any, actor: Any, job: str) -> tuple[str, int, dict[str, Any], s
     except ray.exceptions.RayError as error:
         raise RendezvousError(
             f"the rendezvous actor of job {job!r} did not come up within {_TIMEOUT_SECONDS:g} s: "
-            f"{error}"
+            f"{error}; look at the actor's log in Ray"
         ) from error
 
 
-def _import_ray() -> Any:
+def import_ray(purpose: str = "hosting the rendezvous in Ray (host_local does without)") -> Any:
+    """The module ``ray``; raises `RayMissingError` when it is absent or too old for ``purpose``."""
     try:
-        return import_module("ray")
+        ray = import_module("ray")
     except ImportError as error:
+        raise RayMissingError(f"{purpose} needs Ray: {error}; {_REMEDY}") from error
+    numbers = tuple(int(part) for part in ray.__version__.split(".")[:2] if part.isdecimal())
+    if numbers < _MINIMUM_VERSION:
         raise RayMissingError(
-            "hosting the rendezvous in Ray needs ray; pip install 'rdt-transport[ray]', or host it "
-            "in this process with host_local"
-        ) from error
+            f"{purpose} needs Ray {'.'.join(map(str, _MINIMUM_VERSION))} or newer, found "
+            f"{ray.__version__}; {_REMEDY}"
+        )
+    return ray
 
 
 def _initialise(ray: Any, ray_address: str | None) -> bool:

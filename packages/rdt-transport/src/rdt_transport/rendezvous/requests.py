@@ -93,10 +93,11 @@ class MakeOffer:
 
 @dataclass(frozen=True, slots=True)
 class GetOffers:
-    """The offers of every owner in the consumer's tables, by rank, once all are there."""
+    """The offers of every owner in the tables of that incarnation, by rank, once all are there."""
 
     answer: ClassVar[Any] = tuple[Offer, ...]
     consumer: ConsumerId
+    incarnation: str
 
     def __str__(self) -> str:
         return f"consumer {self.consumer}"

@@ -3,21 +3,19 @@
 Pure: part of `JobState`. A client is the number of a connection.
 """
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 
 from rdt_plan import ConsumerId
 from rdt_plan.records import JobRecord, Offer, ProducerRecord, Subscription
 from rdt_plan.wire import WIRE_VERSION
-from rdt_transport.errors import (
-    DisagreementError,
-    RendezvousError,
-    TornError,
-    VersionMismatchError,
-)
+from rdt_transport.errors import DisagreementError, RendezvousError, TornError
 from rdt_transport.rendezvous.requests import Missing
 from rdt_transport.rendezvous.sealed import SealedSubscription
 from rdt_transport.rendezvous.settings import JobSettings
+from rdt_transport.rendezvous.versions import check_wire_version
 
 __all__ = ["Member", "Roster"]
 
@@ -148,13 +146,8 @@ class Roster:
 
     def check_version(self, subscription: Subscription) -> None:
         """Refuse a consumer of another wire version; needs no session."""
-        theirs = subscription.wire_version
-        if theirs != WIRE_VERSION:
-            older = "rdt-vllm of the worker" if theirs < WIRE_VERSION else "rdt-trainer"
-            raise VersionMismatchError(
-                f"consumer {subscription.consumer} speaks wire version {theirs}, the trainer "
-                f"version {WIRE_VERSION}; upgrade {older}"
-            )
+        name = f"consumer {subscription.consumer}"
+        check_wire_version(name, subscription.wire_version, WIRE_VERSION)
 
     def subscribe(self, client: int, subscription: SealedSubscription, session: str | None) -> bool:
         """Admit a consumer; False when that very subscription is there already."""
@@ -195,13 +188,16 @@ class Roster:
             if theirs != new.num_workers:
                 raise DisagreementError(
                     f"consumer {other} says its replica has {theirs} workers, {consumer} says "
-                    f"{new.num_workers}; two deployments share replica {consumer.replica}"
+                    f"{new.num_workers}; two deployments share replica {consumer.replica}: give "
+                    "each its own"
                 )
         for table in sealed.tables:
             if table.owner >= settings.num_producers or table.num_slots != settings.num_slots:
                 raise DisagreementError(
                     f"consumer {consumer} wants {table.num_slots} slots of producer {table.owner}; "
-                    f"the job has {settings.num_slots} slots and {settings.num_producers} producers"
+                    f"the job has {settings.num_slots} slots and {settings.num_producers} "
+                    "producers; build the plan with the settings of the job that the rendezvous "
+                    "describes"
                 )
 
     def visible(self, client: int, subscription: SealedSubscription) -> SealedSubscription:
@@ -235,14 +231,17 @@ class Roster:
         member = self.members.get(offer.consumer)
         if member is None or member.incarnation != offer.consumer_incarnation:
             raise RendezvousError(
-                f"producer {offer.rank} offers to an incarnation of {offer.consumer} that is gone"
+                f"producer {offer.rank} offers to an incarnation of {offer.consumer} that is gone; "
+                "wait for it to subscribe again"
             )
         member.offers[offer.rank] = offer
 
-    def offers(self, consumer: ConsumerId) -> tuple[Offer, ...] | Missing:
+    def offers(self, consumer: ConsumerId, incarnation: str) -> tuple[Offer, ...] | Missing:
         """The offers of every owner in the consumer's tables, by rank."""
+        if incarnation in self._gone:
+            self.live_member(consumer, incarnation)  # raises the reason
         member = self.members.get(consumer)
-        if member is None:
+        if member is None or member.incarnation != incarnation:
             raise RendezvousError(f"consumer {consumer} is not subscribed; subscribe (again) first")
         if missing := member.owing():
             ranks = ", ".join(map(str, missing))
@@ -275,25 +274,25 @@ class Roster:
 
     def ready_consumers(self) -> tuple[tuple[ConsumerId, str], ...]:
         """Consumers whose whole replica is subscribed and ready, with their incarnations."""
+        num_ready = Counter(c.replica for c, member in self.members.items() if member.ready)
         return tuple(
             (consumer, member.incarnation)
             for consumer, member in sorted(self.members.items())
-            if self._missing_of(consumer.replica, member.num_workers) == []
+            if num_ready[consumer.replica] == member.num_workers
         )
 
-    def _missing_of(self, replica: int, num_workers: int) -> list[str]:
-        missing = []
+    def _missing_of(self, replica: int, num_workers: int) -> Iterator[str]:
         for worker in range(num_workers):
             member = self.members.get(ConsumerId(replica, worker))
             if member is None:
-                missing.append(f"consumer r{replica}w{worker} has not subscribed")
+                yield f"consumer r{replica}w{worker} has not subscribed"
             elif not member.ready:
-                missing.append(f"consumer r{replica}w{worker} is not ready")
-        return missing
+                yield f"consumer r{replica}w{worker} is not ready"
 
     def missing_consumers(self) -> str:
         """Why no replica is ready, as a sentence."""
         members = sorted(self.members.items())
         sizes = {consumer.replica: member.num_workers for consumer, member in members}
-        missing = [text for replica, n in sizes.items() for text in self._missing_of(replica, n)]
-        return "no replica is ready: " + ("; ".join(missing) or "no consumer has subscribed")
+        missing = chain.from_iterable(self._missing_of(*each) for each in sizes.items())
+        named = [*islice(missing, 16), *("and more" for _ in islice(missing, 1))]
+        return "no replica is ready: " + ("; ".join(named) or "no consumer has subscribed")

@@ -67,15 +67,15 @@ class SealedSubscription:
         return replace(self.head, tables=tables)
 
     def to_json(self) -> dict[str, Any]:
-        """The subscription's own form, with [owner, num_slots, text] for each table."""
+        """The form of the head, and [owner, num_slots, text] of each table."""
         tables = [[table.owner, table.num_slots, table.text] for table in self.tables]
         return {**self.head.to_json(), "tables": tables}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "SealedSubscription":
         """Raises `WireFormatError` for the head, `RendezvousProtocolError` for the tables."""
+        head = Subscription.from_json({name: value[name] for name in value if name != "tables"})
         rows = value.get("tables")
-        head = Subscription.from_json({**value, "tables": []})
         if not isinstance(rows, list) or not all(map(_is_row, rows)):
             raise RendezvousProtocolError("tables must be rows of [owner, num_slots, text]")
         tables = tuple(SealedTable(*row) for row in rows)

@@ -167,8 +167,8 @@ class JobState:
                 return member and self._roster.visible(client, member.subscription)
             case MakeOffer(offer):
                 return self._roster.offer(offer)
-            case GetOffers(consumer):
-                return self._roster.offers(consumer)
+            case GetOffers(consumer, incarnation):
+                return self._roster.offers(consumer, incarnation)
             case Ready(consumer, incarnation):
                 self._roster.live_member(consumer, incarnation).ready = True
                 return None

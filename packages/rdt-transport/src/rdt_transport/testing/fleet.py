@@ -16,6 +16,7 @@ import torch
 from rdt_plan import Chunk, ConsumerId, Manifest, Write, build_plan
 from rdt_plan.records import EpochRecord
 from rdt_transport.consumer import Consumer
+from rdt_transport.errors import SyncTimeoutError
 from rdt_transport.events import HostEvents
 from rdt_transport.pack import torch_dtype
 from rdt_transport.producer import Producer
@@ -24,6 +25,8 @@ from rdt_transport.rendezvous import JobSettings, RendezvousClient, RendezvousEv
 from rdt_transport.wire.base import Wire
 
 __all__ = ["Fleet", "Sink"]
+
+_CLOSE_TIMEOUT_SECONDS = 30.0
 
 Destinations = Mapping[tuple[str, str], torch.Tensor]
 
@@ -52,9 +55,14 @@ class Sink:
         self._chunks.put((consumer, chunk, packed))
 
     def close(self) -> None:
-        """Scatter what is queued, then end the thread."""
+        """Scatter what is queued, then end the thread; `SyncTimeoutError` when it does not."""
         self._chunks.put(None)
-        self._thread.join()
+        self._thread.join(_CLOSE_TIMEOUT_SECONDS)
+        if self._thread.is_alive():
+            raise SyncTimeoutError(
+                f"a sink has not ended within {_CLOSE_TIMEOUT_SECONDS:g} s of its close: its "
+                "``before`` may still run"
+            )
 
     def _loop(self) -> None:
         while (item := self._chunks.get()) is not None:

@@ -10,15 +10,30 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from rdt_transport.rendezvous import RendezvousAddress
+from rdt_transport.rendezvous import JobSettings, LocalHost, RendezvousAddress, host_local
 from rdt_transport.rendezvous import requests as ask
 from rdt_transport.rendezvous.messages import encode_message
 from rdt_transport.rendezvous.protocol import PROTOCOL_VERSION
 
-__all__ = ["JOB", "TOKEN", "WAIT_SECONDS", "Events", "Peer", "Relay", "false_server", "proof"]
+__all__ = [
+    "JOB",
+    "TOKEN",
+    "WAIT_SECONDS",
+    "Events",
+    "Peer",
+    "Relay",
+    "false_server",
+    "make_host",
+    "proof",
+]
 
 JOB, TOKEN = "job", "a very secret token"
 WAIT_SECONDS = 20.0
+
+
+def make_host(num_producers: int = 1, lease_seconds: float = 30.0) -> LocalHost:
+    """A rendezvous of two replicas in this process; the caller closes it."""
+    return host_local(JOB, TOKEN, JobSettings(num_producers, 2, lease_seconds=lease_seconds))
 
 
 def proof(role: str, client_nonce: str, server_nonce: str, token: str = TOKEN) -> str:
@@ -77,6 +92,7 @@ class Peer:
 def false_server(speak: Callable[[Peer], None]) -> RendezvousAddress:
     """Serve one connection by ``speak``, then close it."""
     listener = socket.create_server(("127.0.0.1", 0))
+    listener.settimeout(WAIT_SECONDS)
 
     def serve() -> None:
         with listener, listener.accept()[0] as sock:
@@ -94,6 +110,7 @@ class Relay:
 
     def __init__(self, target: RendezvousAddress) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(WAIT_SECONDS)
         port = self._listener.getsockname()[1]
         self.address = RendezvousAddress("127.0.0.1", port, target.job, target.token)
         self._thawed = threading.Event()

@@ -61,7 +61,10 @@ class Notification:
 
 
 class Wire(Protocol):
-    """The seam every wire fills; `rdt_transport.testing.check_wire` is its contract."""
+    """The seam every wire fills.
+
+    `rdt_transport.testing.wire_contract.check_wire` is its contract.
+    """
 
     @property
     def name(self) -> str:

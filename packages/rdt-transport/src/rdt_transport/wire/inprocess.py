@@ -7,6 +7,7 @@ moves the same bytes there; it is public, for tests and for examples that need n
 import ctypes
 import itertools
 import threading
+import time
 import uuid
 from collections.abc import Sequence
 
@@ -24,6 +25,8 @@ from rdt_transport.wire.base import (
 )
 
 __all__ = ["InProcessFabric", "InProcessWire"]
+
+_PAUSE_SECONDS = 0.001
 
 
 class InProcessFabric:
@@ -47,6 +50,10 @@ class InProcessFabric:
         """The wire of that name is gone, as when its process dies: nothing reaches it any more."""
         with self.lock:
             self._wires.pop(name, None)
+
+    def has(self, name: str) -> bool:
+        with self.lock:
+            return name in self._wires
 
     def find(self, name: str) -> "InProcessWire":
         """Raises `PeerLostError` when no wire of that name is left."""
@@ -115,13 +122,15 @@ class InProcessWire:
         self._check_open()
         if peer.name == self._name:
             raise WireError(f"{self._name} cannot connect to itself; give each end its own wire")
-        with self._fabric.lock:
-            try:
-                wire = self._fabric.find(peer.name)
-            except PeerLostError as error:
+        deadline = time.monotonic() + timeout_seconds
+        while not self._fabric.has(peer.name):  # like nixl: silence is no proof of its end
+            if time.monotonic() > deadline:
                 raise WireTimeoutError(
-                    f"{self._name} waited {timeout_seconds} s for its first read from {peer.name}"
-                ) from error
+                    f"{self._name} waited {timeout_seconds:g} s for its first read from {peer.name}"
+                )
+            time.sleep(_PAUSE_SECONDS)
+        with self._fabric.lock:
+            wire = self._fabric.find(peer.name)
             ranges = wire._addresses.get(int.from_bytes(peer.metadata, "little"))
         if ranges is None:
             raise WireError(f"metadata of {peer.name} is malformed")

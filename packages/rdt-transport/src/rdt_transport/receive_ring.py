@@ -1,0 +1,30 @@
+"""The receive ring of one consumer: where the chunks of its plan land."""
+
+import torch
+
+from rdt_plan import Chunk, SyncPlan
+from rdt_transport.memory import Arena
+from rdt_transport.wire.base import Region
+
+__all__ = ["ReceiveRing"]
+
+
+class ReceiveRing:
+    """The plan's receive slots, each large enough for its largest chunk.
+
+    Attributes:
+        buffer: uint8, 1-D; what a wire registers.
+    """
+
+    def __init__(self, plan: SyncPlan, device: torch.device | str) -> None:
+        self._arena = Arena(plan.num_slots, max(1, plan.receive_slot_bytes), device)
+        self.buffer = self._arena.buffer
+
+    def region(self, chunk: Chunk) -> Region:
+        """Where the wire writes ``chunk``."""
+        slot = self._arena.region(chunk.receive_slot)
+        return Region(slot.address, chunk.serve.num_bytes, slot.device)
+
+    def packed(self, chunk: Chunk) -> torch.Tensor:
+        """The received bytes of ``chunk``: uint8, 1-D, a view of its receive slot."""
+        return self._arena.slot(chunk.receive_slot)[: chunk.serve.num_bytes]

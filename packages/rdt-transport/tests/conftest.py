@@ -1,0 +1,38 @@
+"""A rendezvous in this process, and clients of it."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from rdt_transport.rendezvous import LocalHost, RendezvousClient
+from rdt_transport.testing.rendezvous_peers import make_host
+
+
+@pytest.fixture
+def no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    left = [t.name for t in threading.enumerate() if t not in before and "rdt" in t.name]
+    assert left == []
+
+
+@pytest.fixture
+def host(no_thread_is_left: None) -> Iterator[LocalHost]:
+    host = make_host()
+    yield host
+    host.close()
+
+
+@pytest.fixture
+def connect(host: LocalHost) -> Iterator[Callable[..., RendezvousClient]]:
+    clients: list[RendezvousClient] = []
+
+    def connect(**options: Any) -> RendezvousClient:
+        clients.append(RendezvousClient(host.address, **options))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.close()
