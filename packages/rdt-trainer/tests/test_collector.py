@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 
@@ -80,6 +82,10 @@ def test_parameters_are_detached():
             ),
             r"layers\.0\.w is a T: expected a plain, whole tensor",
         ),
+        (
+            ("layers.0.w", torch.ones(3, dtype=torch.bfloat16, device="meta")),
+            r"rank 0: layers\.0\.w is on meta: expected a tensor on the CPU.*\.cpu\(\)",
+        ),
     ],
 )
 def test_what_was_not_declared_is_refused(item, message):
@@ -108,3 +114,45 @@ def test_errors_of_the_source_pass_through():
     collector.collect(0)
     with pytest.raises(ZeroDivisionError, match="gather failed"):
         collector.collect(1)
+
+
+@pytest.mark.parametrize("num_groups", [0, 2, 3])
+def test_a_pass_without_end_is_discarded_no_further_than_its_names(num_groups):
+    yielded = []
+
+    def endless():
+        for name, tensor in itertools.cycle(owned(1)):
+            yielded.append(name)
+            assert len(yielded) < 100
+            yield name, tensor
+
+    collector = GroupCollector(MANIFEST, 1, endless())
+    for group in (0, 1, 2)[:num_groups]:
+        collector.collect(group)
+    collector.discard()
+    assert len(yielded) == len(owned(1)) + 1  # where the end would be
+
+
+def test_nothing_is_discarded_after_the_last_name():
+    items = itertools.cycle(owned(0))
+    collector = GroupCollector(MANIFEST, 0, items)
+    for group in (0, 1, 3):
+        collector.collect(group)
+    with pytest.raises(SourceError, match="yielded embed after its last"):
+        collector.finish()
+    collector.discard()
+    assert next(items)[0] == "layers.0.w"
+
+
+def test_a_buffer_yielded_twice_is_refused_with_the_group_that_overwrites_it():
+    buffer = torch.empty(3, dtype=torch.bfloat16)
+
+    def reusing():
+        for name, tensor in owned(1):
+            yield name, buffer.copy_(tensor) if tensor.shape == (3,) else tensor
+
+    collector = GroupCollector(MANIFEST, 1, reusing())
+    collector.collect(0)
+    collector.collect(1)
+    with pytest.raises(SourceError, match=r"rank 1: layers\.0\.b changed in place.*stay unchanged"):
+        collector.collect(2)

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 
@@ -59,7 +61,7 @@ class Ends:
 def test_every_client_is_driven_through_one_update():
     clients, ends = [Deployment(), Deployment()], Ends()
     control = Control(clients)
-    control.init([{"replica": 0}, {"replica": 1}])
+    control.init({0: {"replica": 0}, 1: {"replica": 1}}, 10)
     control.sync({"epoch": 4}, "4", ends)
     assert control.wait(10)
     assert control.close(10) == []
@@ -92,10 +94,54 @@ def test_init_raises_the_first_error_without_waiting_for_the_others():
     control = Control([slow, Deployment(failing_in("init"))])
     try:
         with pytest.raises(ClientError, match="out of memory"):
-            control.init([{}, {}])
+            control.init({0: {}, 1: {}}, 10)
         assert control.busy() == ["replica 0 (deployment)"]
     finally:
         release.set()
+        assert control.close(30) == []
+
+
+def test_each_replica_gets_its_own_info_whoever_comes_first():
+    other_is_attached = threading.Event()
+
+    class Late(Deployment):
+        @property
+        def init(self):
+            """On a thread of the control, found only when the other replica has its info."""
+            if threading.current_thread() is not threading.main_thread():
+                other_is_attached.wait(5)
+            return super().init
+
+    late, prompt = Late(), Deployment(lambda call: other_is_attached.set())
+    control = Control([late, prompt])
+    control.init({0: {"replica": 0}, 1: {"replica": 1}}, 10)
+    assert [client.calls for client in (late, prompt)] == [
+        [("init", {"replica": 0})],
+        [("init", {"replica": 1})],
+    ]
+    assert control.close(10) == []
+
+
+def test_init_attaches_only_the_replicas_that_are_given():
+    clients = [Deployment(), Deployment()]
+    control = Control(clients)
+    control.init({1: {"replica": 1}}, 10)
+    assert [client.calls for client in clients] == [[], [("init", {"replica": 1})]]
+    assert control.close(10) == []
+    assert [client.calls[-1] for client in clients] == [("shutdown",)] * 2
+
+
+def test_init_has_a_deadline_that_names_call_and_server(monkeypatch):
+    monkeypatch.setattr("rdt_trainer.control.LAST_WORDS_SECONDS", 0.0)
+    release = threading.Event()
+    control = Control([Deployment(), Deployment(lambda call: waiting_in("init", call, release))])
+    try:
+        message = r"waited 0\.1 seconds for the end of init\(\) on replica 1 \(deployment\); raise"
+        with pytest.raises(ClientError, match=message):
+            control.init({0: {}, 1: {}}, 0.1)
+    finally:
+        release.set()
+        assert control.wait(30)
         assert control.close(30) == []
 
 
@@ -114,3 +160,51 @@ def test_a_client_that_does_not_return_is_named_and_not_waited_for():
 def test_a_client_that_cannot_detach_is_reported():
     control = Control([Deployment(failing_in("shutdown"))])
     assert control.close(10) == ["shutdown: HTTP 500: out of memory"]
+
+
+def test_who_did_not_attach_in_time_is_not_waited_for_again(monkeypatch):
+    monkeypatch.setattr("rdt_trainer.control.LAST_WORDS_SECONDS", 0.0)
+    release = threading.Event()
+    hanging, prompt = Deployment(lambda call: waiting_in("init", call, release)), Deployment()
+    control = Control([hanging, prompt])
+    try:
+        with pytest.raises(ClientError):
+            control.init({0: {}, 1: {}}, 0.1)
+        release_late = threading.Timer(3, release.set)
+        release_late.start()
+        assert control.close(300) == ["replica 0 (deployment) is still in a call"]
+        release_late.cancel()
+    finally:
+        release.set()
+    assert [each.calls[-1][0] for each in (hanging, prompt)] == ["init", "shutdown"]
+
+
+def test_what_waits_behind_a_call_that_hangs_is_never_made():
+    release = threading.Event()
+    client, ends = Deployment(lambda call: waiting_in("start", call, release)), Ends()
+    control = Control([client])
+    control.sync({}, None, ends)
+    assert control.close(0.01) == ["replica 0 (deployment) is still in a call"]
+    (thread,) = [each._thread for each in control._threads]
+    release.set()
+    thread.join(30)
+    assert [call[0] for call in client.calls] == ["start", "update", "finish"]
+
+
+HANGS = """
+import threading
+from rdt_trainer.control import Control
+
+class Hangs:
+    name = "hangs"
+    def start(self):
+        print("in a call", flush=True)
+        threading.Event().wait()
+
+Control([Hangs()]).sync({}, None, print)
+"""
+
+
+def test_a_client_that_hangs_does_not_keep_the_process():
+    ended = subprocess.run([sys.executable, "-c", HANGS], timeout=60, capture_output=True)
+    assert ended.returncode == 0, ended.stderr

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -75,20 +75,37 @@ class Llm:
 
 
 @contextmanager
-def served(llm: Llm) -> Iterator[str]:
-    """Serves an `Llm` at vLLM's routes, with vLLM's error bodies; yields the base URL."""
+def served(llm: Llm, breaks: Sequence[tuple[str, str]] = ()) -> Iterator[str]:
+    """Serves an `Llm` at vLLM's routes, with vLLM's error bodies; yields the base URL.
+
+    ``breaks`` says where the connection breaks, once each: "before" or "after" a method's call.
+    """
+    left = list(breaks)
+
+    def is_broken(when: str, method: str) -> bool:
+        if (when, method) not in left:
+            return False
+        left.remove((when, method))
+        return True
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             arguments = json.loads(body) if body else {}
-            method = getattr(llm, self.path.strip("/"))
+            name = self.path.strip("/")
+            method = getattr(llm, name)
+            if is_broken("before", name):
+                self.close_connection = True
+                return
             takes_request = self.path in ("/init_weight_transfer_engine", "/update_weights")
             try:
                 method(arguments) if takes_request else method(**arguments)
                 status, answer = 200, {"message": "ok"}
             except Exception as error:
                 status, answer = 500, {"error": {"message": str(error), "code": 500}}
+            if is_broken("after", name):
+                self.close_connection = True
+                return
             self.send_response(status)
             self.end_headers()
             self.wfile.write(json.dumps(answer).encode())
@@ -125,6 +142,26 @@ def test_over_http():
             trainer.send_weights("v3")
             assert_equal(llm.received()[0], module)
             assert llm.received()[1] == "v3"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("method", ["start_weight_update", "update_weights"])
+def test_http_that_breaks_needs_no_clean_up(when, method):
+    """The call is lost, or its answer is: the server has an update open that nobody finishes."""
+    module, llm = model(), Llm()
+    with (
+        served(llm, [(when, method)]) as url,
+        HttpClient(url, timeout_seconds=30) as client,
+        RdtTrainer(ModuleSource(module), client, timeout_seconds=300) as trainer,
+    ):
+        trainer.init()
+        with pytest.raises(SyncFailedError, match=f"{method}: the connection broke"):
+            trainer.send_weights()
+        assert "finish" not in llm.client.calls
+        for _ in range(2):
+            step(module)
+            trainer.send_weights()
+            assert_equal(llm.received()[0], module)
 
 
 def test_in_process():

@@ -1,11 +1,17 @@
+from datetime import timedelta
+
 import pytest
 import torch
 
-from rdt_trainer.errors import SettingsError, TrainerStateError
+from rdt_trainer import ModuleSource, RdtTrainer
+from rdt_trainer.errors import RdtTrainerError, SettingsError, TrainerStateError
 from rdt_trainer.hosting import Hosting
-from rdt_transport.errors import RendezvousError
+from rdt_trainer.testing import TorchEngineClient
+from rdt_transport.errors import RdtTransportError, RendezvousError
 from rdt_transport.rendezvous import JobSettings, RendezvousAddress, RendezvousClient
+from rdt_transport.wire.nixl import NixlWire
 
+NEVER_SECONDS = 120.0
 ALONE, PAIR = JobSettings(num_producers=1), JobSettings(num_producers=2)
 GIVEN = RendezvousAddress("h", 1, "j", "t")
 
@@ -80,4 +86,40 @@ def _open_as_rank(rank: int, init_method: str, folder: str) -> None:
         torch.distributed.barrier()
     finally:
         host.close()
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_rank_that_cannot_open_does_not_keep_the_others_waiting(tmp_path, culprit):
+    import torch.multiprocessing as mp
+
+    arguments = (f"file://{tmp_path}/store", str(tmp_path), culprit)
+    mp.spawn(_fail_to_open_on_a_rank, args=arguments, nprocs=2)
+    said = [(tmp_path / f"rank{rank}").read_text() for rank in range(2)]
+    assert said[culprit].startswith("RendezvousError: " if culprit == 0 else "SourceError: ")
+    assert said[1 - culprit] == (
+        f"RankFailedError: trainer rank {culprit} failed while the job was opened: {said[culprit]}"
+    )
+
+
+def _fail_to_open_on_a_rank(rank: int, init_method: str, folder: str, culprit: int) -> None:
+    """Rank 0 has no address to listen on, or rank 1's source is no source."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=init_method, rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    trainer = RdtTrainer(
+        ModuleSource(torch.nn.Linear(2, 2)) if rank != culprit or culprit == 0 else object(),
+        TorchEngineClient(NixlWire) if rank == 0 else None,
+        rank=rank,
+        settings=PAIR,
+        host="203.0.113.1" if culprit == 0 else "127.0.0.1",
+        timeout_seconds=NEVER_SECONDS,
+    )
+    try:
+        with trainer, pytest.raises((RdtTrainerError, RdtTransportError)) as caught:
+            trainer.init()
+        with open(f"{folder}/rank{rank}", "w") as file:
+            file.write(f"{type(caught.value).__name__}: {caught.value}")
+    finally:
+        torch.distributed.barrier()
         torch.distributed.destroy_process_group()

@@ -115,17 +115,29 @@ def test_cache_that_could_not_be_reset_is_an_error(server):
         client.reset_prefix_cache()
 
 
-def test_call_has_a_deadline(server):
+def test_silence_of_the_server_has_a_deadline(server):
     server.may_answer.clear()
     with HttpClient(server.url, timeout_seconds=0.2) as client:
-        with pytest.raises(ClientError, match=r"/finish_weight_update: no answer within 0\.2 sec"):
+        message = r"/finish_weight_update: the server was silent for 0\.2 seconds.*raise timeout"
+        with pytest.raises(ClientError, match=message):
             client.finish()
 
 
-def test_unreachable_server_is_named():
-    with HttpClient("http://127.0.0.1:9", timeout_seconds=5) as client:
-        with pytest.raises(ClientError, match=r"POST http://127\.0\.0\.1:9/start.*ConnectError"):
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [("http://127.0.0.1:9", "ConnectError"), ("127.0.0.1:9", "UnsupportedProtocol")],
+)
+def test_unreachable_server_is_named_with_the_remedy(url, error):
+    with HttpClient(url, timeout_seconds=5, connect_timeout_seconds=3) as client:
+        with pytest.raises(ClientError) as caught:
             client.start()
+    message = str(caught.value)
+    assert message.startswith(
+        f"POST {url}/start_weight_update: no connection within 3 seconds ({error}: "
+    )
+    assert message.endswith(
+        "check that the server is up and that this is its scheme, host and port"
+    )
 
 
 def test_server_that_dies_during_a_call_is_an_error_not_a_wait(server):
@@ -135,7 +147,9 @@ def test_server_that_dies_during_a_call_is_an_error_not_a_wait(server):
     original, Handler.do_POST = Handler.do_POST, hang_up
     try:
         with HttpClient(server.url, timeout_seconds=30) as client:
-            with pytest.raises(ClientError, match=r"ReadError|RemoteProtocolError"):
+            with pytest.raises(
+                ClientError, match=r"connection broke: (Read|RemoteProtocol)Error.*log"
+            ):
                 client.finish()
     finally:
         Handler.do_POST = original

@@ -72,5 +72,5 @@ def test_held_cache_is_an_error():
 
 
 def test_missing_method_names_what_was_expected():
-    with pytest.raises(ClientError, match=r"Llm has no shutdown_weight.*vllm\.LLM 0\.32"):
+    with pytest.raises(ClientError, match=r"Llm has no shutdown_weight.*vllm\.LLM 0\.29"):
         LocalClient(Llm()).shutdown()

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.testing import assert_close
 
@@ -202,6 +203,13 @@ def test_meta_parameters_are_refused():
     with torch.device("meta"):
         model = nn.Linear(2, 2)
     with pytest.raises(SourceError, match="weight is on the meta device"):
+        _ = ModuleSource(model).metadata
+
+
+def test_parameters_on_another_device_are_refused():
+    with FakeTensorMode():  # says that it is on a GPU, where there is none
+        model = nn.ParameterDict({"weight": nn.Parameter(torch.empty(2, device="cuda"))})
+    with pytest.raises(SourceError, match=r"weight is on cuda:0: expected .* CPU.*\.cpu\(\)"):
         _ = ModuleSource(model).metadata
 
 

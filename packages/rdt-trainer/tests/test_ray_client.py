@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 import ray
 
@@ -142,8 +144,17 @@ def test_held_cache_is_an_error(actors):
 
 
 def test_missing_method_names_what_was_expected(actors):
-    with pytest.raises(ClientError, match="has no shutdown_weight_transfer_engine: expected"):
+    with pytest.raises(ClientError, match=r"has no shutdown_weight.*: expected.*0\.29"):
         RayClient(actors(Generator)).shutdown()
+
+
+def test_ray_that_is_missing_or_too_old_is_refused_with_the_remedy(monkeypatch):
+    monkeypatch.setattr(ray, "__version__", "2.55.1")
+    with pytest.raises(SettingsError, match=r"RayClient needs Ray 2\.56.*found 2\.55\.1.*pip"):
+        RayClient(object())
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(SettingsError, match=r"RayClient needs Ray.*pip install"):
+        RayClient(object())
 
 
 def test_no_handle_is_refused():

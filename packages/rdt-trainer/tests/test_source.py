@@ -1,4 +1,5 @@
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
@@ -6,8 +7,8 @@ import pytest
 import torch
 
 from rdt_plan.manifest import ParamMeta
-from rdt_trainer.errors import SourceError
-from rdt_trainer.source import SourceMeta, adapt
+from rdt_trainer.errors import RankFailedError, SourceError
+from rdt_trainer.source import LocalWeightSource, SourceMeta, adapt
 
 A, B = torch.arange(6.0).reshape(2, 3), torch.ones(4, dtype=torch.bfloat16)
 
@@ -103,6 +104,18 @@ def test_source_of_local_pieces_only_is_refused_with_the_remedy():
         adapt(NewerSource(full=False))
 
 
+def test_local_source_is_refused_with_the_remedy():
+    class Local:
+        metadata = (SourceMeta("a", torch.float32, (2, 3)),)
+
+        def iter_local(self):
+            yield "a", A
+
+    source: LocalWeightSource = Local()
+    with pytest.raises(SourceError, match=r"local pieces only, .* not served yet.*in iter_full"):
+        adapt(source)
+
+
 def test_module_instead_of_a_source_is_refused_with_the_remedy():
     with pytest.raises(SourceError, match=r"Linear has no metadata.*ModuleSource"):
         adapt(torch.nn.Linear(2, 2))
@@ -162,4 +175,35 @@ def _adapt_as_rank(rank: int, init_method: str, folder: str) -> None:
         with open(f"{folder}/rank{rank}", "w") as file:
             file.write(str([(p.name, p.owners) for p in adapted.params]))
     finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_rank_that_cannot_describe_its_source_does_not_keep_the_others_waiting(tmp_path):
+    import torch.multiprocessing as mp
+
+    mp.spawn(_fail_to_adapt_on_rank_1, args=(f"file://{tmp_path}/store", str(tmp_path)), nprocs=2)
+    assert (tmp_path / "rank0").read_text() == (
+        "RankFailedError: trainer rank 1 failed while the job was opened: "
+        "ZeroDivisionError: no shapes"
+    )
+    assert (tmp_path / "rank1").read_text() == "ZeroDivisionError: no shapes"
+
+
+class Indescribable(OlderSource):
+    def metadata(self):
+        raise ZeroDivisionError("no shapes")
+
+
+def _fail_to_adapt_on_rank_1(rank: int, init_method: str, folder: str) -> None:
+    torch.distributed.init_process_group(
+        "gloo", init_method=init_method, rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    source = Indescribable() if rank else OlderSource()
+    try:
+        adapt(source, rank=rank, num_producers=2)
+    except (RankFailedError, ZeroDivisionError) as error:
+        with open(f"{folder}/rank{rank}", "w") as file:
+            file.write(f"{type(error).__name__}: {error}")
+    finally:
+        torch.distributed.barrier()
         torch.distributed.destroy_process_group()

@@ -4,11 +4,11 @@
 clients, and sends the source's weights whenever it is told to.
 """
 
-# what is served
 from rdt_trainer.client import Client
 from rdt_trainer.engine import RdtTrainer
 from rdt_trainer.errors import (
     ClientError,
+    RankFailedError,
     RdtTrainerError,
     SettingsError,
     SourceError,
@@ -20,7 +20,7 @@ from rdt_trainer.local_client import LocalClient
 from rdt_trainer.module_source import ModuleSource
 from rdt_trainer.ray_client import RayClient
 from rdt_trainer.report import SyncReport
-from rdt_trainer.source import SourceMeta, WeightSource, adapt
+from rdt_trainer.source import LocalWeightSource, SourceMeta, WeightSource, adapt
 from rdt_transport.rendezvous import JobSettings, RendezvousAddress
 
 __all__ = [
@@ -29,7 +29,9 @@ __all__ = [
     "HttpClient",
     "JobSettings",
     "LocalClient",
+    "LocalWeightSource",
     "ModuleSource",
+    "RankFailedError",
     "RayClient",
     "RdtTrainer",
     "RdtTrainerError",

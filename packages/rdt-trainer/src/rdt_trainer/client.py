@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
-__all__ = ["Client", "PauseMode"]
+__all__ = ["Client", "PauseMode", "declared_workers"]
 
 PauseMode = Literal["abort", "wait", "keep"]
 
@@ -11,8 +11,13 @@ PauseMode = Literal["abort", "wait", "keep"]
 class Client(Protocol):
     """One inference deployment; every method blocks, and raises `ClientError`.
 
-    `RdtTrainer` calls ``init`` once, then for every sync ``start``, ``update``, ``finish`` in this
-    order from one background thread. Nothing is called by two threads at once.
+    `RdtTrainer` calls ``init`` to attach and to attach again, for every sync ``start``, ``update``
+    and ``finish`` in this order, and at its end ``shutdown``: from background threads, one call
+    after another, never two at once. After a call that failed or never arrived the next is again
+    ``init``, ``start`` or ``shutdown``; ``start`` gives up an update that is still open.
+
+    A client may have ``num_workers``: how many workers its deployment has, which each is told and
+    `RdtTrainer.init` checks; 0, as without it, lets them infer it.
     """
 
     @property
@@ -55,3 +60,8 @@ class Client(Protocol):
     def close(self) -> None:
         """Release this client's own resources; idempotent."""
         ...
+
+
+def declared_workers(client: Client) -> int:
+    """How many workers the client says its deployment has; 0 where it does not say."""
+    return getattr(client, "num_workers", 0)

@@ -1,11 +1,14 @@
 """From a source's stream of named tensors to whole gather groups, checked against the manifest."""
 
 from collections.abc import Iterator
+from itertools import islice
 
 import torch
 
 from rdt_plan import Manifest, ParamMeta
 from rdt_trainer.errors import SourceError
+from rdt_trainer.source import check_device
+from rdt_trainer.tensor_versions import TensorVersions
 
 __all__ = ["GroupCollector"]
 
@@ -25,28 +28,48 @@ class GroupCollector:
         self._manifest = manifest
         self._rank = rank
         self._tensors = tensors
+        self._num_left = sum(rank in param.owners for param in manifest.params)
+        self._has_end = True  # an end that may still be asked for
+        self._versions = TensorVersions(rank)
+        self._num_published = 0
 
     def collect(self, group: int) -> dict[str, torch.Tensor]:
         """The owned tensors of the next group, detached.
 
         Groups are asked for in manifest order. Raises `SourceError` when the pass ends early or
-        yields another name, shape, dtype or kind of tensor than declared; whatever the source
+        yields another name, shape, dtype or kind of tensor than declared, or one that is not on
+        the CPU, or when a tensor of the group before was changed in place; whatever the source
         itself raises passes through.
         """
-        collected = {}
+        collected, before = {}, self._num_published
+        self._num_published = len(self._versions)
         for name in self._manifest.groups[group].names:
             meta = self._manifest.param(name)
             if self._rank in meta.owners:
                 collected[name] = self._next(meta)
+        self._versions.check(before)
         return collected
 
     def finish(self) -> None:
         """Run the pass to its end; raises `SourceError` when it yields anything more."""
+        self._has_end = False
         for name, _ in self._tensors:
             raise SourceError(
                 f"rank {self._rank}: the source yielded {name} after its last declared parameter: "
                 f"expected the end of the pass; list it in metadata, or do not yield it"
             )
+
+    def check_unchanged(self) -> None:
+        """Raises `SourceError` when a tensor was changed in place since it was collected."""
+        self._versions.check()
+
+    def discard(self) -> None:
+        """Iterate what is left of the pass, so that every rank runs the same collectives.
+
+        No further than the names left and the end, as a pass may never end.
+        """
+        for _ in islice(self._tensors, self._num_left + self._has_end):
+            pass
 
     def _next(self, meta: ParamMeta) -> torch.Tensor:
         item = next(self._tensors, None)
@@ -71,6 +94,7 @@ class GroupCollector:
                 f"rank {self._rank}: {name} is a {type(tensor).__name__}: expected a plain, whole "
                 "tensor; call full_tensor() on a DTensor"
             )
+        check_device(name, tensor, self._rank)
         found = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
         if found != (meta.dtype, meta.shape):
             raise SourceError(
@@ -78,4 +102,6 @@ class GroupCollector:
                 f"{meta.dtype}{list(meta.shape)} as metadata declares; metadata must hold what "
                 "iter_full yields"
             )
+        self._num_left -= 1
+        self._versions.note(name, tensor)
         return tensor.detach()

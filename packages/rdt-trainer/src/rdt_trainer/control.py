@@ -1,15 +1,19 @@
 """The background threads that drive inference servers while the caller's thread gathers."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from functools import partial
 from typing import Any
 
+from rdt_trainer.call_thread import CallThread
 from rdt_trainer.client import Client
+from rdt_trainer.errors import ClientError
 
-__all__ = ["Control"]
+__all__ = ["LAST_WORDS_SECONDS", "Control"]
 
 OnEnd = Callable[[BaseException | None], None]
+
+LAST_WORDS_SECONDS = 2.0  # what servers know of a failure says more than our own deadline does
 
 
 class Control:
@@ -21,20 +25,38 @@ class Control:
 
     def __init__(self, clients: Sequence[Client]) -> None:
         self._clients = tuple(clients)
-        self._threads = ThreadPoolExecutor(len(self._clients), thread_name_prefix="rdt-control")
+        self._threads = [CallThread(f"rdt-control-{r}") for r in range(len(self._clients))]
         self._calls: dict[str, Future[None]] = {}
+        self._given_up: set[Future[None]] = set()  # attaching outlived its deadline
 
     @property
     def num_clients(self) -> int:
         return len(self._clients)
 
-    def init(self, init_infos: Sequence[Mapping[str, Any]]) -> None:
-        """Attach every replica at once; returns when all are, raises the first error at once."""
-        infos = iter(init_infos)
-        self._start(lambda client: client.init(next(infos)))
-        done, _ = wait(self._calls.values(), return_when=FIRST_EXCEPTION)
+    def init(self, init_infos: Mapping[int, Mapping[str, Any]], timeout_seconds: float) -> None:
+        """Attach the replicas that are given, at once; returns when all are.
+
+        Raises the first error at once, and `ClientError` naming who has not returned at the
+        deadline: the workers', which is ``timeout_seconds`` too, and time to say what they missed.
+        """
+        self._start(
+            {
+                replica: partial(self._clients[replica].init, info)
+                for replica, info in init_infos.items()
+            }
+        )
+        done, waiting = wait(
+            self._calls.values(), timeout_seconds + LAST_WORDS_SECONDS, FIRST_EXCEPTION
+        )
         for call in done:
             call.result()
+        if waiting:
+            self._given_up = waiting
+            raise ClientError(
+                f"waited {timeout_seconds:g} seconds for the end of init() on "
+                f"{', '.join(self.busy())}; raise timeout_seconds if it is only slow",
+                server_text="",
+            )
 
     def sync(
         self, update_info: Mapping[str, Any], weight_version: str | None, on_end: OnEnd
@@ -54,7 +76,7 @@ class Control:
             else:
                 on_end(None)
 
-        self._start(drive)
+        self._start({replica: partial(drive, each) for replica, each in enumerate(self._clients)})
 
     def busy(self) -> list[str]:
         """The clients that are in a call."""
@@ -67,22 +89,41 @@ class Control:
     def close(self, timeout_seconds: float) -> list[str]:
         """Detach every replica and end the threads; what went wrong, a sentence a client.
 
-        A thread whose call outlives the deadline ends with that call.
+        A client whose `init` outlived its deadline is not waited for again. A thread whose call
+        outlives the deadline ends with that call, or with the process.
         """
-        deadline = time.monotonic() + timeout_seconds
-        problems: list[str] = []
-        if self.wait(timeout_seconds):
-            self._start(lambda client: client.shutdown())
-            self.wait(max(0.0, deadline - time.monotonic()))
-            failed = [call.exception() for call in self._calls.values() if call.done()]
-            problems += [str(error) for error in failed if error is not None]
-        problems += [f"{name} is still in a call" for name in self.busy()]
-        self._threads.shutdown(wait=not self.busy())
+        hanging = {
+            name: call
+            for name, call in self._calls.items()
+            if call in self._given_up and not call.done()
+        }
+        self._start(
+            {
+                replica: each.shutdown
+                for replica, each in enumerate(self._clients)
+                if self._name(replica) not in hanging
+            }
+        )
+        self.wait(timeout_seconds)
+        problems = []
+        for call in self._calls.values():
+            # What waits behind an earlier call is never made: it could end another job's update.
+            if call.done() and not call.cancelled() and (error := call.exception()) is not None:
+                problems.append(str(error))
+        busy = [*hanging, *self.busy()]
+        problems += [f"{name} is still in a call" for name in busy]
+        for call in self._calls.values():
+            call.cancel()
+        for replica, thread in enumerate(self._threads):
+            thread.close(wait=self._name(replica) not in busy)
         return problems
 
-    def _start(self, function: Callable[[Client], None]) -> None:
-        """Call ``function`` with every client, each on a thread of its own."""
+    def _start(self, calls: Mapping[int, Callable[[], None]]) -> None:
+        """Make one call a replica, each on a thread of its own."""
         self._calls = {
-            f"replica {replica} ({client.name})": self._threads.submit(function, client)
-            for replica, client in enumerate(self._clients)
+            self._name(replica): self._threads[replica].submit(call)
+            for replica, call in calls.items()
         }
+
+    def _name(self, replica: int) -> str:
+        return f"replica {replica} ({self._clients[replica].name})"

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 
 from rdt_plan import Manifest
-from rdt_trainer.client import Client
+from rdt_trainer.client import Client, declared_workers
 from rdt_trainer.errors import SettingsError, TrainerStateError
 from rdt_trainer.hosting import Hosting
 from rdt_trainer.job import Job
@@ -16,7 +16,12 @@ from rdt_trainer.numbering import EpochNumbering
 from rdt_trainer.report import SyncReport
 from rdt_trainer.source import AdaptedSource, Exchange, adapt
 from rdt_trainer.sync import Sync
-from rdt_transport.rendezvous import JobSettings, RendezvousAddress, RendezvousEvent
+from rdt_transport.rendezvous import (
+    ConnectionLost,
+    JobSettings,
+    RendezvousAddress,
+    RendezvousEvent,
+)
 from rdt_transport.wire.base import Wire
 
 __all__ = ["RdtTrainer"]
@@ -41,14 +46,16 @@ class RdtTrainer:
         job: the job's name; made up by default.
         host: where an in-process rendezvous listens; workers on other nodes need this node's
             address.
-        device: where this rank's serve slots live: that of the source's tensors.
-        timeout_seconds: of each single wait: for the other ranks, for consumers to pull a group,
-            for servers to finish. Longer than a whole sync takes, as some ranks end before others.
+        device: where this rank's serve slots live: "cpu", as the source's tensors; no other is
+            served yet.
+        timeout_seconds: of each single wait, here and in the workers: for the other ranks, for
+            servers to attach, for consumers to pull a group, for servers to finish. Longer than a
+            whole sync takes, as some ranks end before others.
         exchange: see `rdt_trainer.adapt`.
         make_wire: makes the wire to serve over, on its own thread; NIXL by default.
 
     Raises:
-        SettingsError: arguments that contradict each other.
+        SettingsError: arguments that contradict each other, or a device that is not served.
     """
 
     def __init__(
@@ -70,6 +77,7 @@ class RdtTrainer:
         clients = _listed(client)
         self._settings = settings or JobSettings(num_producers=1, num_replicas=len(clients) or 1)
         _check(rank, clients, self._settings)
+        _check_device(device)
         self._rank = rank
         self._clients = clients
         self._source = source
@@ -82,6 +90,7 @@ class RdtTrainer:
         self._job: Job | None = None
         self._sync: Sync | None = None
         self._numbering = EpochNumbering()
+        self._lost: str | None = None  # why the rendezvous is gone
         self._in_use = threading.Lock()
         self._closed = False
 
@@ -90,23 +99,22 @@ class RdtTrainer:
 
         Raises:
             SourceError, ManifestError: the source describes itself wrongly.
-            ClientError: a server refused; carries its words.
+            ClientError: a server refused, carries its words; or it did not answer in time.
+            RankFailedError: another rank failed before all knew where the rendezvous is.
             RdtTransportError: the rendezvous, the wire, or another rank that disagrees.
         """
         with self._exclusively():
             if self._job is not None:
                 raise TrainerStateError("init() was called already: expected once a trainer")
-            num_producers = self._settings.num_producers
-            self._adapted = adapt(
-                self._source,
-                rank=self._rank,
-                num_producers=num_producers,
-                exchange=self._exchange,
-            )
+            try:
+                self._adapted, manifest = self._describe()
+            except Exception as error:
+                self._hosting.refuse(error)
+                raise
             self._job = Job(
                 self._hosting,
                 rank=self._rank,
-                manifest=Manifest.build(self._adapted.params),
+                manifest=manifest,
                 settings=self._settings,
                 clients=self._clients,
                 device=self._device,
@@ -123,7 +131,8 @@ class RdtTrainer:
         After an error the next call starts afresh.
 
         Raises:
-            SourceError: this rank's source yielded other than it declared, or raised.
+            SourceError: this rank's source yielded other than it declared, or raised, or changed
+                a yielded tensor in place meanwhile.
             SyncFailedError: anything else; the first error on any rank is its cause or its reason.
             TrainerStateError: not initialised, closed, in use, or a server is still in a call.
         """
@@ -131,11 +140,7 @@ class RdtTrainer:
             job, source = self._job, self._adapted
             if job is None or source is None:
                 raise TrainerStateError("send_weights() came before init(): call it on every rank")
-            if job.control is not None and not job.control.wait(self._timeout_seconds):
-                raise TrainerStateError(
-                    f"{', '.join(job.control.busy())}: a call of an earlier sync has not returned "
-                    f"within {self._timeout_seconds:g} seconds"
-                )
+            self._await_servers(job)
             sync = Sync(
                 self._numbering,
                 rank=self._rank,
@@ -155,7 +160,11 @@ class RdtTrainer:
     def attach(self, replica: int = 0) -> None:
         """Attach a replica's workers again, after they were dropped or the server restarted.
 
-        They take part from the next `send_weights`. Only on rank 0; raises `ClientError`.
+        They take part from the next `send_weights`. Only on rank 0.
+
+        Raises:
+            ClientError: as `init` does.
+            TrainerStateError: as `send_weights` does.
         """
         with self._exclusively():
             if self._job is None or not 0 <= replica < len(self._clients):
@@ -163,6 +172,12 @@ class RdtTrainer:
                     f"replica {replica} cannot be attached: expected rank 0, after init(), and one "
                     f"of its {len(self._clients)} replicas"
                 )
+            if self._lost is not None:
+                raise TrainerStateError(
+                    f"replica {replica} cannot be attached: the rendezvous is gone: {self._lost}; "
+                    "close this trainer, make a new trainer"
+                )
+            self._await_servers(self._job)
             self._job.attach(replica)
 
     def close(self) -> None:
@@ -183,6 +198,23 @@ class RdtTrainer:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    def _describe(self) -> tuple[AdaptedSource, Manifest]:
+        adapted = adapt(
+            self._source,
+            rank=self._rank,
+            num_producers=self._settings.num_producers,
+            exchange=self._exchange,
+        )
+        return adapted, Manifest.build(adapted.params)
+
+    def _await_servers(self, job: Job) -> None:
+        """A call that outlived its sync may still run; a client is in one call at a time."""
+        if job.control is not None and not job.control.wait(self._timeout_seconds):
+            raise TrainerStateError(
+                f"{', '.join(job.control.busy())}: an earlier call has not returned within "
+                f"{self._timeout_seconds:g} seconds; close this trainer if it never will"
+            )
+
     @contextmanager
     def _exclusively(self, *, closing: bool = False) -> Generator[None]:
         if not self._in_use.acquire(blocking=False):
@@ -196,6 +228,8 @@ class RdtTrainer:
 
     def _on_event(self, event: RendezvousEvent) -> None:
         """A push of the rendezvous, on its client's thread."""
+        if isinstance(event, ConnectionLost):
+            self._lost = event.reason
         if (sync := self._sync) is not None:
             sync.on_event(event)
 
@@ -218,6 +252,21 @@ def _check(rank: int, clients: Sequence[Client], settings: JobSettings) -> None:
         raise SettingsError(
             f"rank 0 was given {len(clients)} clients for {settings.num_replicas} replicas: "
             "expected one client a replica"
+        )
+    for client in clients:
+        if (num_workers := declared_workers(client)) < 0:
+            raise SettingsError(
+                f"{client.name}: num_workers is {num_workers}: expected the deployment's workers, "
+                "or 0 to let them tell"
+            )
+
+
+def _check_device(device: torch.device | str) -> None:
+    # A pack on another device is enqueued, not done, when its call returns; nothing waits for it.
+    if str(device).partition(":")[0] != "cpu":
+        raise SettingsError(
+            f"device is {device}: expected 'cpu', the only device that is served yet; leave "
+            "device= out and yield tensors on the CPU"
         )
 
 

@@ -2,6 +2,7 @@
 
 __all__ = [
     "ClientError",
+    "RankFailedError",
     "RdtTrainerError",
     "SettingsError",
     "SourceError",
@@ -36,18 +37,37 @@ class ClientError(RdtTrainerError):
         self.status = status
 
 
+class RankFailedError(RdtTrainerError):
+    """Another trainer rank failed while the job was opened, so this one cannot go on.
+
+    Attributes:
+        rank: the rank that failed; it raises the error itself.
+        reason: that error's type and words.
+    """
+
+    def __init__(self, rank: int, reason: str) -> None:
+        super().__init__(f"trainer rank {rank} failed while the job was opened: {reason}")
+        self.rank = rank
+        self.reason = reason
+
+
 class SyncFailedError(RdtTrainerError):
-    """An epoch was given up; the workers are torn until a complete sync heals them.
+    """An epoch was given up; the workers may be torn until a complete sync heals them.
 
     Attributes:
         epoch: the epoch that failed.
         reason: what failed first, here or on another rank.
     """
 
-    def __init__(self, epoch: int, reason: str) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        reason: str,
+        remedy: str = "call send_weights() again once the cause is gone",
+    ) -> None:
         super().__init__(
-            f"sync of epoch {epoch} failed: {reason}; the inference workers are torn until a "
-            "complete sync: call send_weights() again once the cause is gone"
+            f"sync of epoch {epoch} failed: {reason}; the inference workers may be torn until "
+            f"a complete sync: {remedy}"
         )
         self.epoch = epoch
         self.reason = reason

@@ -3,10 +3,12 @@
 import secrets
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 
 from rdt_trainer.errors import SettingsError, TrainerStateError
+from rdt_trainer.ranks import gather_from_ranks, group_size
 from rdt_transport.rendezvous import JobSettings, RendezvousAddress, host_local
 
 __all__ = ["Hosting"]
@@ -16,7 +18,8 @@ class Hosting:
     """One rank's access to the rendezvous.
 
     Without an address rank 0 hosts one, in this process or in a Ray actor, and tells the other
-    ranks over ``torch.distributed``'s default group, whose ranks must be the producers'.
+    ranks over ``torch.distributed``'s default group, whose ranks must be the producers'. There all
+    ranks wait for each other, so a rank that cannot `open` says so by `refuse`.
     """
 
     def __init__(
@@ -47,22 +50,46 @@ class Hosting:
         return self._address
 
     def open(self) -> RendezvousAddress:
-        """Host, find or take the rendezvous; a collective where it is neither given nor alone."""
+        """Host, find or take the rendezvous; a collective where it is neither given nor alone.
+
+        Raises:
+            SettingsError: the group's ranks are not the producers'.
+            RdtTransportError: this rank could not host.
+            RankFailedError: another rank could not host, or refused.
+        """
         if self._address is None:
-            shared = self._settings.num_producers > 1
-            if shared:
-                self._check_group()
-            found = [self._host() if self._rank == 0 else None]
-            if shared:
-                torch.distributed.broadcast_object_list(found, src=0)
-            self._address = found[0]
+            if self._settings.num_producers == 1:
+                self._address = self._host()
+            elif group_size() != self._settings.num_producers:
+                raise self._wrong_group()
+            else:
+                self._address = gather_from_ranks(self._host_or_learn)[0]
         return self.address
+
+    def refuse(self, error: Exception) -> None:
+        """Take this rank's part in `open` with an error: the other ranks raise it.
+
+        Does nothing where `open` is not a collective. Returns once all ranks know.
+        """
+
+        def fail() -> RendezvousAddress:
+            raise error
+
+        shared = self._address is None and self._settings.num_producers > 1
+        if shared and group_size() == self._settings.num_producers:
+            with suppress(Exception):  # the caller raises its own
+                gather_from_ranks(fail)
 
     def close(self) -> None:
         """End the rendezvous if it is hosted here. Idempotent."""
         end, self._end = self._end, None
         if end is not None:
             end()
+
+    def _host_or_learn(self) -> RendezvousAddress | None:
+        if torch.distributed.get_rank() != self._rank:
+            raise self._wrong_group()
+        return self._host() if self._rank == 0 else None
 
     def _host(self) -> RendezvousAddress:
         token = secrets.token_hex(32)
@@ -75,15 +102,11 @@ class Hosting:
         self._end = host.close
         return host.address
 
-    def _check_group(self) -> None:
-        distributed = torch.distributed
+    def _wrong_group(self) -> SettingsError:
         found = "torch.distributed is not initialised"
-        if distributed.is_available() and distributed.is_initialized():
-            world_size, mine = distributed.get_world_size(), distributed.get_rank()
-            if (world_size, mine) == (self._settings.num_producers, self._rank):
-                return
-            found = f"torch.distributed's rank is {mine} of {world_size}"
-        raise SettingsError(
+        if (world_size := group_size()) is not None:
+            found = f"torch.distributed's rank is {torch.distributed.get_rank()} of {world_size}"
+        return SettingsError(
             f"rank {self._rank} of {self._settings.num_producers} cannot learn where rank 0 hosts "
             f"the rendezvous: {found}; host one with rdt_transport.rendezvous.host_local and pass "
             "its address as rendezvous= on every rank"

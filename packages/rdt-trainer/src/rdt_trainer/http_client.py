@@ -20,7 +20,9 @@ class HttpClient:
     Args:
         base_url: scheme, host and port, such as ``http://localhost:8000``.
         api_key: sent as a bearer token where the server wants one.
-        timeout_seconds: how long one call may take.
+        num_workers: as `Client` says.
+        timeout_seconds: how long the server may stay silent during a call. Its answers are short
+            and come at once when a call ends, so this is how long the call itself may take.
         connect_timeout_seconds: how long the server may take to accept a connection.
     """
 
@@ -29,11 +31,14 @@ class HttpClient:
         base_url: str,
         *,
         api_key: str | None = None,
+        num_workers: int = 0,
         timeout_seconds: float = 300.0,
         connect_timeout_seconds: float = 10.0,
     ) -> None:
         self.name = base_url.rstrip("/")
+        self.num_workers = num_workers
         self._timeout_seconds = timeout_seconds
+        self._connect_timeout_seconds = connect_timeout_seconds
         self._http = httpx.Client(
             base_url=self.name,
             headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
@@ -84,15 +89,24 @@ class HttpClient:
         where = f"POST {self.name}{route}"
         try:
             response = self._http.post(route, json=body, params=params)
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
+            raise ClientError(
+                f"{where}: no connection within {self._connect_timeout_seconds:g} seconds "
+                f"({type(error).__name__}: {error}); check that the server is up and that this is "
+                "its scheme, host and port",
+                server_text=str(error),
+            ) from error
         except httpx.TimeoutException as error:
             raise ClientError(
-                f"{where}: no answer within {self._timeout_seconds:g} seconds "
-                f"({type(error).__name__}); raise timeout_seconds if the server is only slow",
+                f"{where}: the server was silent for {self._timeout_seconds:g} seconds "
+                f"({type(error).__name__}); raise timeout_seconds if it is only slow",
                 server_text=str(error),
             ) from error
         except httpx.HTTPError as error:
             raise ClientError(
-                f"{where}: {type(error).__name__}: {error}", server_text=str(error)
+                f"{where}: the connection broke: {type(error).__name__}: {error}; look into the "
+                "server's log, and attach its workers again if it restarted",
+                server_text=str(error),
             ) from error
         if response.is_success:
             return _json_or_none(response)

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 
 from rdt_plan import Manifest
-from rdt_trainer.client import Client
+from rdt_trainer.client import Client, declared_workers
 from rdt_trainer.control import Control
 from rdt_trainer.errors import ClientError
 from rdt_trainer.hosting import Hosting
+from rdt_transport.errors import DisagreementError
 from rdt_transport.producer import Producer
 from rdt_transport.progress import ProgressThread
 from rdt_transport.rendezvous import JobSettings, RendezvousClient, RendezvousEvent
@@ -19,6 +20,8 @@ from rdt_transport.wire.base import Wire
 __all__ = ["Job"]
 
 _logger = logging.getLogger(__name__)
+
+AGREED_SETTINGS = ("num_producers", "num_replicas", "num_slots", "max_chunk_bytes", "lookahead")
 
 DETACH_TIMEOUT_SECONDS = 30.0  # a server that hangs must not keep a trainer from ending
 
@@ -87,16 +90,19 @@ class Job:
             late.append(self.producer)
             self._closers.append(self.producer.close)
             self.producer.open(timeout_seconds)
+            self._check_settings()
             if clients:
-                self._attach_all(Control(clients))
+                self.control = control = Control(clients)
+                self._closers.append(lambda: control.close(DETACH_TIMEOUT_SECONDS))
+                self._attach(control, range(len(clients)))
         except BaseException:
             self.close()
             raise
 
     def attach(self, replica: int) -> None:
-        """Attach one replica again. Raises `ClientError`."""
-        self._clients[replica].init(self._init_info(replica))
-        self._check_attached()
+        """Attach one replica again; its client is in no call. Raises `ClientError`."""
+        assert self.control is not None, "a replica has a client, and clients have a control"
+        self._attach(self.control, [replica])
 
     def close(self) -> None:
         """Workers first, then what they read from, then where they met; problems are logged."""
@@ -108,26 +114,43 @@ class Job:
             for problem in problems:
                 _logger.warning("rank %d, while closing: %s", self._rank, problem)
 
-    def _attach_all(self, control: Control) -> None:
-        self.control = control
-        self._closers.append(lambda: control.close(DETACH_TIMEOUT_SECONDS))
-        control.init([self._init_info(replica) for replica in range(len(self._clients))])
+    def _check_settings(self) -> None:
+        """The rules that keep ranks from waiting for each other hold for equal settings only."""
+        job = self.rendezvous.job(self._timeout_seconds)
+        for field in AGREED_SETTINGS:
+            ours, theirs = getattr(self._settings, field), getattr(job, field)
+            if ours != theirs:
+                raise DisagreementError(
+                    f"trainer rank {self._rank}: JobSettings.{field} is {ours} here, and {theirs} "
+                    f"in the job {job.job} that the rendezvous hosts: expected equal settings; "
+                    "give every RdtTrainer the settings= that the rendezvous was hosted with"
+                )
+
+    def _attach(self, control: Control, replicas: Sequence[int]) -> None:
+        control.init({each: self._init_info(each) for each in replicas}, self._timeout_seconds)
         self._check_attached()
 
     def _init_info(self, replica: int) -> dict[str, Any]:
-        where = self._hosting.address.init_info()
-        return {**where, "replica": replica, "num_replicas": self._settings.num_replicas}
+        return {
+            **self._hosting.address.init_info(),
+            "replica": replica,
+            "num_replicas": self._settings.num_replicas,
+            "num_workers": declared_workers(self._clients[replica]),
+            "timeout_seconds": self._timeout_seconds,
+        }
 
     def _check_attached(self) -> None:
         """Every server said that it is initialised: all its workers must have subscribed."""
         subscriptions = self.rendezvous.subscriptions(self._timeout_seconds)
         for replica, client in enumerate(self._clients):
             mine = [each for each in subscriptions if each.consumer.replica == replica]
-            expected = mine[0].num_workers if mine else 1
-            if len(mine) < expected:
+            said = mine[0].num_workers if mine else 0
+            expected = declared_workers(client) or said
+            if len(mine) < max(expected, 1):
                 raise ClientError(
                     f"{client.name}: replica {replica} has {len(mine)} workers attached, expected "
-                    f"{expected if mine else 'at least 1'}; start the server with "
-                    '--weight-transfer-config \'{"backend": "rdt"}\'',
+                    f"{expected or 'at least 1'}; start the server with "
+                    '--weight-transfer-config \'{"backend": "rdt"}\', and check num_workers if it '
+                    "was given",
                     server_text="",
                 )

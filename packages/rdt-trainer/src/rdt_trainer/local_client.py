@@ -12,12 +12,18 @@ __all__ = ["LocalClient"]
 class LocalClient:
     """Drives an object with the methods of ``vllm.LLM``.
 
-    Calls run on the calling thread and cannot be interrupted, so they have no deadline of their
-    own. The engine must not generate while a sync runs.
+    A call cannot be interrupted. `RdtTrainer` makes its calls on threads of its own and waits for
+    each no longer than its ``timeout_seconds``; ``pause``, ``resume`` and ``reset_prefix_cache``
+    take as long as the engine takes. The engine must not generate while a sync runs.
+
+    Args:
+        llm: the engine.
+        num_workers: as `Client` says.
     """
 
-    def __init__(self, llm: Any) -> None:
+    def __init__(self, llm: Any, *, num_workers: int = 0) -> None:
         self._llm = llm
+        self.num_workers = num_workers
         self.name = type(llm).__name__
 
     def init(self, init_info: Mapping[str, Any]) -> None:
@@ -57,7 +63,7 @@ class LocalClient:
         function = getattr(self._llm, method, None)
         if function is None:
             raise ClientError(
-                f"{self.name} has no {method}: expected the methods of vllm.LLM 0.32 or later",
+                f"{self.name} has no {method}: expected the methods of vllm.LLM 0.29 or later",
                 server_text=f"no method {method}",
             )
         try:

@@ -9,7 +9,7 @@ from torch import nn
 
 from rdt_plan.groups import group_ordered
 from rdt_trainer.errors import SourceError
-from rdt_trainer.source import SourceMeta
+from rdt_trainer.source import SourceMeta, check_device
 
 __all__ = ["ModuleSource"]
 
@@ -38,7 +38,7 @@ class ModuleSource:
 
     Raises:
         SourceError: names that collide, extra names of nothing, FSDP1's flat parameters, or
-            parameters on the meta device.
+            parameters that are not on the CPU.
     """
 
     def __init__(
@@ -106,6 +106,7 @@ class ModuleSource:
                     f"{module_name} is on the meta device: expected a parameter with data; "
                     "materialise the module first"
                 )
+            check_device(module_name, tensor)
             found[mapped] = tensor
         for extra, name in self._extra_names.items():
             if extra in found or name not in found:

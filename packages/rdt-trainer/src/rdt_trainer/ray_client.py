@@ -7,6 +7,8 @@ from typing import Any
 
 from rdt_trainer.client import PauseMode
 from rdt_trainer.errors import ClientError, SettingsError
+from rdt_transport.errors import RayMissingError
+from rdt_transport.rendezvous import import_ray
 
 __all__ = ["RayClient"]
 
@@ -20,13 +22,24 @@ class RayClient:
 
     Args:
         handles: one actor handle, or those of one deployment.
+        num_workers: as `Client` says.
         timeout_seconds: how long one call may take.
+
+    Raises:
+        SettingsError: no handle, or Ray is missing or too old.
     """
 
-    def __init__(self, handles: Any | Sequence[Any], *, timeout_seconds: float = 300.0) -> None:
+    def __init__(
+        self, handles: Any | Sequence[Any], *, num_workers: int = 0, timeout_seconds: float = 300.0
+    ) -> None:
         self._handles = list(handles) if isinstance(handles, Sequence) else [handles]
         if not self._handles:
             raise SettingsError("RayClient got no actor handle: expected at least one")
+        try:
+            import_ray("RayClient")
+        except RayMissingError as error:
+            raise SettingsError(str(error)) from error
+        self.num_workers = num_workers
         self._timeout_seconds = timeout_seconds
         self.name = ", ".join(str(handle) for handle in self._handles)
 
@@ -79,7 +92,7 @@ class RayClient:
         if not self._has(method):
             raise ClientError(
                 f"{self.name} has no {method}: expected actors with the methods of vLLM's LLM or "
-                "AsyncLLM 0.32 or later",
+                "AsyncLLM 0.29 or later",
                 server_text=f"no method {method}",
             )
         deadline = time.monotonic() + self._timeout_seconds
@@ -93,8 +106,8 @@ class RayClient:
                 done, pending = ray.wait(pending, num_returns=1, timeout=max(left, 0.0))
                 if not done:
                     raise GetTimeoutError(f"{len(pending)} of {len(references)} did not answer")
-                ray.get(done)
-            return ray.get(references)
+                ray.get(done, timeout=max(deadline - time.monotonic(), 0.0))
+            return ray.get(references, timeout=max(deadline - time.monotonic(), 0.0))
         except GetTimeoutError as error:
             raise ClientError(
                 f"{self.name}.{method}: no answer within {self._timeout_seconds:g} seconds: "

@@ -6,14 +6,23 @@ of 0.32's, so sources written for either work here; neither is imported.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import torch
 
 from rdt_plan.manifest import ParamMeta
 from rdt_trainer.errors import SourceError
+from rdt_trainer.ranks import gather_from_ranks, group_size
 
-__all__ = ["AdaptedSource", "SourceMeta", "WeightSource", "adapt"]
+__all__ = [
+    "AdaptedSource",
+    "LocalWeightSource",
+    "SourceMeta",
+    "WeightSource",
+    "adapt",
+    "check_device",
+]
 
 NamedTensors = Iterator[tuple[str, torch.Tensor]]
 Exchange = Callable[[list[str]], Sequence[Collection[str]]]
@@ -42,6 +51,9 @@ class WeightSource(Protocol):
     ``metadata`` lists every parameter of the whole model, equally on every rank, in an order
     that keeps gather groups together (`rdt_plan.groups.group_ordered`); each entry has ``name``,
     ``dtype`` (a torch dtype or its name), ``shape`` and optionally ``owners``.
+
+    vLLM's sources implement ``iter_full``, ``iter_local`` or both; here ``iter_full`` is required,
+    see `LocalWeightSource`.
     """
 
     @property
@@ -51,8 +63,24 @@ class WeightSource(Protocol):
         """A fresh pass: each parameter this rank owns, whole, in metadata order.
 
         May run collectives among a parameter's owners; called on the thread that calls
-        `RdtTrainer.send_weights`. Tensors must stay unchanged until that returns.
+        `RdtTrainer.send_weights`. Tensors are on the CPU and must stay unchanged until that
+        returns.
         """
+        ...
+
+
+class LocalWeightSource(Protocol):
+    """A source that yields each rank's pieces of sharded parameters: not served yet.
+
+    `adapt` and `RdtTrainer.init` refuse one that has no ``iter_full`` beside ``iter_local``; where
+    it has both, ``iter_full`` is what is served.
+    """
+
+    @property
+    def metadata(self) -> Sequence[Any]: ...
+
+    def iter_local(self) -> NamedTensors:
+        """A fresh pass: this rank's piece of each parameter it owns, in metadata order."""
         ...
 
 
@@ -81,7 +109,40 @@ def adapt(
 
     Raises:
         SourceError: it has neither shape, or its description is inconsistent.
+        RankFailedError: another rank's did not get as far as the default exchange.
     """
+    declared = cache(lambda: _declared(source, rank))
+    if _implements_iter_full(source):
+        params = tuple(_param(meta, num_producers) for meta in declared())
+        return AdaptedSource(params, source.iter_full)
+    if hasattr(source, "__iter__"):
+        owners = _held_owners(source, declared, rank, num_producers, exchange)
+        params = tuple(_param(meta, num_producers, owners) for meta in declared())
+        return AdaptedSource(params, lambda: _held_only(source))
+    declared()  # what has not even that is told so first
+    only_local = " (it yields local pieces only, which are not served yet)"
+    raise SourceError(
+        f"rank {rank}: {type(source).__name__} does not implement iter_full"
+        f"{only_local if hasattr(source, 'iter_local') else ''}: expected an iterator of whole "
+        "(name, tensor) pairs; gather sharded parameters in iter_full, as ModuleSource does"
+    )
+
+
+def check_device(name: str, tensor: torch.Tensor, rank: int | None = None) -> None:
+    """Raises `SourceError` for a tensor that is not on the CPU.
+
+    Work on other devices is still running when a call returns, and a worker told that a chunk is
+    ready would read what is not there yet.
+    """
+    if tensor.device.type != "cpu":
+        where = "" if rank is None else f"rank {rank}: "
+        raise SourceError(
+            f"{where}{name} is on {tensor.device}: expected a tensor on the CPU, the only device "
+            "that is served yet; yield tensor.cpu() from iter_full"
+        )
+
+
+def _declared(source: Any, rank: int) -> Sequence[Any]:
     kind = type(source).__name__
     declared = getattr(source, "metadata", None)
     if declared is None:
@@ -89,22 +150,10 @@ def adapt(
             f"rank {rank}: {kind} has no metadata: expected a WeightSource (metadata, iter_full); "
             "wrap a torch module in ModuleSource"
         )
-    metas = list(declared() if callable(declared) else declared)
+    metas = tuple(declared() if callable(declared) else declared)
     if not metas:
         raise SourceError(f"rank {rank}: {kind}.metadata is empty: there is nothing to serve")
-    if _implements_iter_full(source):
-        params = tuple(_param(meta, num_producers) for meta in metas)
-        return AdaptedSource(params, source.iter_full)
-    if hasattr(source, "__iter__"):
-        owners = _held_owners(source, metas, rank, num_producers, exchange)
-        params = tuple(_param(meta, num_producers, owners) for meta in metas)
-        return AdaptedSource(params, lambda: _held_only(source))
-    only_local = " (it yields local pieces only, which are not served yet)"
-    raise SourceError(
-        f"rank {rank}: {kind} does not implement iter_full"
-        f"{only_local if hasattr(source, 'iter_local') else ''}: expected an iterator of whole "
-        "(name, tensor) pairs; gather sharded parameters in iter_full, as ModuleSource does"
-    )
+    return metas
 
 
 def _implements_iter_full(source: Any) -> bool:
@@ -119,14 +168,25 @@ def _held_only(source: Iterable[tuple[str, torch.Tensor | None]]) -> NamedTensor
 
 
 def _held_owners(
-    source: Any, metas: Sequence[Any], rank: int, num_producers: int, exchange: Exchange | None
+    source: Any,
+    declared: Callable[[], Sequence[Any]],
+    rank: int,
+    num_producers: int,
+    exchange: Exchange | None,
 ) -> dict[str, tuple[int, ...]] | None:
     held_names = getattr(source, "held_names", None)
     if num_producers == 1 or not callable(held_names):
         return None
-    held = held_names()
-    mine = [meta.name for meta in metas] if held is None else sorted(held)
-    everyone = (exchange or _exchange_by_torch(rank, num_producers))(mine)
+
+    def mine() -> list[str]:
+        metas, held = declared(), held_names()
+        return [meta.name for meta in metas] if held is None else sorted(held)
+
+    if exchange is not None:
+        everyone = exchange(mine())
+    else:
+        _check_exchange(rank, num_producers)
+        everyone = gather_from_ranks(mine)
     if len(everyone) != num_producers:
         raise SourceError(
             f"rank {rank}: the exchange of held names returned {len(everyone)} ranks: expected "
@@ -135,24 +195,17 @@ def _held_owners(
     by_rank = [frozenset(names) for names in everyone]
     return {
         meta.name: tuple(owner for owner, names in enumerate(by_rank) if meta.name in names)
-        for meta in metas
+        for meta in declared()
     }
 
 
-def _exchange_by_torch(rank: int, num_producers: int) -> Exchange:
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        found = "torch.distributed is not initialised"
-    elif (world_size := distributed.get_world_size()) != num_producers:
+def _check_exchange(rank: int, num_producers: int) -> None:
+    world_size = group_size()
+    if world_size == num_producers:
+        return
+    found = "torch.distributed is not initialised"
+    if world_size is not None:
         found = f"torch.distributed spans {world_size} ranks, not the {num_producers} producers"
-    else:
-
-        def gather(names: list[str]) -> list[list[str]]:
-            everyone: list[list[str]] = [[] for _ in range(num_producers)]
-            distributed.all_gather_object(everyone, names)
-            return everyone
-
-        return gather
     raise SourceError(
         f"rank {rank}: held_names() tells what this rank holds, but not what the others hold, and "
         f"{found}: pass exchange=, or declare owners in metadata"

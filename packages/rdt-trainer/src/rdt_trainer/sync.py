@@ -12,13 +12,18 @@ from contextlib import contextmanager
 
 from rdt_plan import EpochRecord, Manifest
 from rdt_trainer.collector import GroupCollector
-from rdt_trainer.control import Control
+from rdt_trainer.control import LAST_WORDS_SECONDS, Control
 from rdt_trainer.errors import ClientError, SourceError, SyncFailedError
 from rdt_trainer.numbering import EpochNumbering
 from rdt_trainer.report import SyncReport
 from rdt_trainer.source import NamedTensors
 from rdt_trainer.sync_state import Cause, Consequence, Stage, SyncState
-from rdt_transport.errors import RdtTransportError, SyncAbortedError
+from rdt_transport.errors import (
+    RdtTransportError,
+    RendezvousLostError,
+    RendezvousTimeoutError,
+    SyncAbortedError,
+)
 from rdt_transport.producer import Producer
 from rdt_transport.rendezvous import (
     ConnectionLost,
@@ -31,8 +36,6 @@ from rdt_transport.rendezvous import (
 __all__ = ["Sync"]
 
 _logger = logging.getLogger(__name__)
-
-LAST_WORDS_SECONDS = 2.0  # for servers to say what they know of a failure; the next sync waits on
 
 
 class Sync:
@@ -77,7 +80,8 @@ class Sync:
         self._ended = threading.Event()  # every client is done, or something failed
         self._consequence: Consequence | None = None
         self._later: list[BaseException] = []
-        self._tensors: NamedTensors | None = None
+        self._collector: GroupCollector | None = None
+        self._is_connected = True
         self._num_bytes = 0
         self._doing = Cause.BEGIN
         self._started = time.perf_counter()
@@ -108,8 +112,7 @@ class Sync:
             version = str(self.epoch) if weight_version is None else weight_version
             self._control.sync(update_info, version, self._on_client_end)
         with self._step("gather", Cause.SOURCE_RAISED):
-            self._tensors = iter(self._iter_full())
-        collector = GroupCollector(self._manifest, self._rank, self._tensors)
+            self._collector = collector = self._pass()
         for group in producer.groups:
             with self._step("publish", Cause.PRODUCER):
                 producer.wait_for_credit(timeout_seconds)
@@ -122,9 +125,12 @@ class Sync:
             self._raise_failure()
         with self._step("gather", Cause.SOURCE_RAISED):
             collector.finish()
+            collector.check_unchanged()
         self._advance(Stage.WAIT)
         with self._step("wait", Cause.PRODUCER):
             producer.finish(timeout_seconds)
+        with self._step("wait", Cause.SOURCE_RAISED):
+            collector.check_unchanged()
         self._advance(Stage.FINISH)
         with self._step("finish", Cause.CLIENT if self._control else Cause.PRODUCER):
             self._await_commit()
@@ -133,6 +139,9 @@ class Sync:
     def _open_epoch(self, epoch: int) -> EpochRecord:
         self.epoch = epoch
         return self._rendezvous.begin(self._rank, epoch, self._timeout_seconds)
+
+    def _pass(self) -> GroupCollector:
+        return GroupCollector(self._manifest, self._rank, iter(self._iter_full()))
 
     def _await_commit(self) -> None:
         if self._control is None:
@@ -184,8 +193,9 @@ class Sync:
                     reason = f"consumer {consumer} was dropped: {reason}"
                     self._fail(Cause.CONSUMER, SyncAbortedError(reason))
             case ConnectionLost(reason):
-                reason = f"the rendezvous is gone: {reason}; close this trainer, make a new one"
-                self._fail(Cause.CONNECTION, SyncAbortedError(reason))
+                self._is_connected = False
+                error = SyncAbortedError(f"the rendezvous is gone: {reason}")
+                self._fail(Cause.CONNECTION, error)
             case _:
                 pass
 
@@ -248,13 +258,21 @@ class Sync:
             return SourceError(
                 f"rank {self._rank}: the source raised {type(error).__name__}: {error}"
             )
-        return SyncFailedError(self.epoch, str(error))
+        return SyncFailedError(self.epoch, str(error), self._remedy(cause, error))
+
+    def _remedy(self, cause: Cause, error: BaseException) -> str:
+        if not self._is_connected or isinstance(error, RendezvousLostError):
+            return "the rendezvous is gone: close this trainer, make a new trainer"
+        if cause is Cause.CONSUMER or isinstance(error, RendezvousTimeoutError):
+            return (
+                "a replica that was dropped or restarted takes part again only after "
+                "attach(replica) on rank 0: call it, then send_weights() again"
+            )
+        return "call send_weights() again once the cause is gone"
 
     def _discard(self) -> None:
-        """Iterate what is left of the pass, so that every rank runs the same collectives."""
         try:
-            for _ in self._iter_full() if self._tensors is None else self._tensors:
-                pass
+            (self._collector or self._pass()).discard()
         except Exception:
             _logger.warning("the source raised while its pass was discarded", exc_info=True)
 

@@ -1,7 +1,7 @@
 """What a trainer rank does when something fails during a sync: pure decisions.
 
 The first failure decides the outcome. What follows from it depends only on what failed and on how
-far the sync had come, and is one row of a table here; `rdt_trainer.engine` carries it out.
+far the sync had come, and is one row of a table here; `rdt_trainer.sync` carries it out.
 """
 
 from dataclasses import dataclass

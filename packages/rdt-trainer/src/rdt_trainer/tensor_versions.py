@@ -1,0 +1,60 @@
+"""Tells whether tensors were changed in place since they were noted, without keeping them."""
+
+from collections.abc import Iterator
+
+import torch
+
+from rdt_trainer.errors import SourceError
+
+__all__ = ["TensorVersions"]
+
+MAX_NAMES = 4  # of changed tensors in a message
+
+
+class TensorVersions:
+    """The version counters of what a pass yielded; used by one thread.
+
+    Torch counts a tensor's in-place changes, in a counter that its views and detached aliases
+    share. What bypasses torch's operators (numpy, ``tensor.data``) is not counted, and inference
+    tensors have no counter.
+
+    Args:
+        rank: the trainer rank, for messages.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._noted: list[tuple[str, torch.Tensor, int]] = []
+
+    def note(self, name: str, tensor: torch.Tensor) -> None:
+        """Remember the tensor's present version."""
+        if tensor.is_inference():
+            return
+        with torch.inference_mode(False):
+            # An alias that has swapped its memory for none: it shares the counter, and nothing is
+            # resident for longer because of it.
+            counter = tensor.detach()
+            counter.data = tensor.new_empty(0)
+        self._noted.append((name, counter, tensor._version))
+
+    def __len__(self) -> int:
+        return len(self._noted)
+
+    def check(self, start: int = 0) -> None:
+        """Raises `SourceError` when a tensor changed; those noted before ``start`` are skipped."""
+        changed = list(self._changed(start))
+        if changed:
+            names = ", ".join(changed[:MAX_NAMES])
+            if len(changed) > MAX_NAMES:
+                names += f" and {len(changed) - MAX_NAMES} more"
+            raise SourceError(
+                f"rank {self._rank}: {names} changed in place after the source yielded it, so "
+                "other bytes than its own may have been sent: expected no optimizer step during "
+                "send_weights() and no buffer yielded twice; yield tensors that stay unchanged "
+                "until send_weights returns"
+            )
+
+    def _changed(self, start: int) -> Iterator[str]:
+        for name, counter, version in self._noted[start:]:
+            if counter._version != version:
+                yield name
