@@ -89,7 +89,9 @@ def one_sync(trainer: Any, server: Any, epoch: int, folder: Path) -> Sync:
     stages = answer(trainer.sync.remote(), f"{where} syncing")
     checkpoint = str(folder / f"epoch{epoch}")
     answer(trainer.save.remote(checkpoint), f"{where} writing down what was sent")
-    report = answer(server.check.remote(checkpoint, PROMPT), f"{where} comparing with a fresh model")
+    report = answer(
+        server.check.remote(checkpoint, PROMPT), f"{where} comparing with a fresh model"
+    )
     tokens = answer(server.generate.remote(PROMPT, NUM_TOKENS), f"{where} generating")
     traffic = answer(server.traffic.remote(), f"{where} counting bytes")
     for stage in ("read", "scatter"):  # the slowest worker's
