@@ -35,7 +35,10 @@ def main(
 ) -> None:
     """Print the table of every benchmark that runs on CPU."""
     scripts = sorted(FOLDER.glob("bench_*.py"))
-    chosen = [s for s in scripts if not names or s.stem.removeprefix("bench_") in names]
+    known = {script.stem.removeprefix("bench_"): script for script in scripts}
+    if unknown := sorted(set(names or ()) - known.keys()):
+        raise typer.BadParameter(f"no benchmark {', '.join(unknown)}: expected {', '.join(known)}")
+    chosen = [known[name] for name in names or known]
     table = Table("benchmark", "measure", "value")
     for script in chosen:
         for key, value in run(script).items():

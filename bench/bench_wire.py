@@ -1,7 +1,7 @@
 """The nixl wire between two processes of this host: one table, then one JSON line.
 
 Run with `UCX_NET_DEVICES=lo python bench/bench_wire.py`. Absolute numbers are this machine's; the
-JSON line has ratios, measured side by side, that may be compared between machines.
+JSON line has ratios, measured side by side; that of the large read moves with the machine's load.
 """
 
 import json

@@ -52,7 +52,7 @@ def answer(reference: Any, doing: str, seconds: float = ANSWER_SECONDS) -> Any:
 def actors(model: Model, tp: int, folder: Path) -> Iterator[tuple[Any, Any, int]]:
     """A trainer and a server in a local Ray cluster, and the bytes of the model's weights.
 
-    Whatever happens, everything is gone afterwards.
+    Whatever happens, every process is gone afterwards.
     """
     import ray
 
@@ -119,7 +119,13 @@ def main(
     syncs: Annotated[int, typer.Option(min=1, help="how often to sync")] = 4,
     json: Annotated[Path | None, typer.Option(help="write the results there")] = None,
 ) -> None:
-    """Watch a real vLLM follow a model in training, exactly."""
+    """Watch a real vLLM follow a model in training, exactly.
+
+    The JSON is {"schema": 1, "model", "tp", "syncs"}; a sync has epoch, exact, bytes_compared,
+    bytes_pulled and bytes_landed (one number a worker), stage_milliseconds and token_ids.
+    """
+    if json is not None and not json.parent.is_dir():
+        raise typer.BadParameter(f"{json.parent} is no folder", param_hint="--json")
     with tempfile.TemporaryDirectory(prefix="rdt-demo-") as name:
         folder = Path(name)
         with actors(model, tp, folder) as (trainer, server, num_bytes):

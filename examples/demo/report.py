@@ -19,7 +19,8 @@ class Sync:
         bytes_compared: parameter bytes held against the fresh model's.
         bytes_pulled: bytes read from the trainer.
         bytes_landed: bytes written into parameters.
-        stage_milliseconds: the trainer's wall time by stage.
+        stage_milliseconds: begin, gather, publish, wait, finish and total of the trainer; read and
+            scatter of the slowest worker, which overlap them.
         token_ids: greedy tokens after it.
     """
 
@@ -58,7 +59,10 @@ class DemoReport:
                 "yes" if sync.exact else "NO",
                 " ".join(map(str, sync.token_ids)),
             )
-        table.caption = "pulled and compared: bytes a worker; share: of the model; stages: ms"
+        table.caption = (
+            "pulled and compared: bytes a worker; share: of the model; stages: milliseconds; "
+            "read and scatter: of the slowest worker, beside the others"
+        )
         return table
 
     def write(self, path: Path) -> None:

@@ -90,10 +90,11 @@ class HttpClient:
         try:
             response = self._http.post(route, json=body, params=params)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
+            late = isinstance(error, httpx.ConnectTimeout)
+            within = f" within {self._connect_timeout_seconds:g} seconds" if late else ""
             raise ClientError(
-                f"{where}: no connection within {self._connect_timeout_seconds:g} seconds "
-                f"({type(error).__name__}: {error}); check that the server is up and that this is "
-                "its scheme, host and port",
+                f"{where}: no connection{within} ({type(error).__name__}: {error}); check that the "
+                "server is up and that this is its scheme, host and port",
                 server_text=str(error),
             ) from error
         except httpx.TimeoutException as error:
