@@ -163,6 +163,7 @@ def test_the_form_is_plain() -> None:
         (PRODUCER, "manifest_digest", ID, "manifest_digest: expected 64"),
         (JOB, "wire_version", 0, "wire_version: expected at least 1"),
         (JOB, "num_producers", 2, r"producers: expected each rank below 2 once, found \[0\]"),
+        (JOB, "num_producers", 2**62, r"producers: expected each rank below 4611\d+ once"),
         (JOB, "producers", [{}], r"producers\[0\]"),
         (SUBSCRIPTION, "num_workers", 1, "expected a worker below 1, found r0w1"),
         (SUBSCRIPTION, "num_workers", 65537, "expected at most 65536, found 65537"),

@@ -117,7 +117,8 @@ class JobRecord:
             manifest=_bytes(form["manifest"], "manifest", MAX_MESSAGE_BYTES),
         )
         ranks = sorted(producer.rank for producer in record.producers)
-        if ranks != list(range(record.num_producers)):
+        # Compared by length first: the number is the sender's, and a range of it must not be built.
+        if len(ranks) != record.num_producers or ranks != list(range(len(ranks))):
             raise WireFormatError(
                 f"producers: expected each rank below {record.num_producers} once, found {ranks}"
             )
