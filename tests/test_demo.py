@@ -4,9 +4,14 @@ import io
 import json
 from pathlib import Path
 
+import pytest
+import torch
 from rich.console import Console
+from safetensors.torch import load_file
 
+from examples.demo.__main__ import Model
 from examples.demo.report import DemoReport, Sync
+from examples.demo.trainer import DemoTrainer
 
 SYNC = Sync(
     epoch=1,
@@ -57,3 +62,20 @@ def test_a_sync_that_is_not_exact_is_shown() -> None:
     wrong = Sync(2, False, [1], [1], [1], {"total": 1.0}, [1])
 
     assert "NO" in shown(DemoReport("llama", 1, [wrong], 2))
+
+
+@pytest.mark.parametrize("model", Model)
+def test_what_is_trained_is_served_as_it_is_written_down(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # of this process, for good
+    trainer = DemoTrainer(model.value)
+    before = {name: tensor.clone() for name, tensor in trainer.source().iter_full()}
+    trainer.train(1)
+    trainer.save(str(tmp_path))
+    written = load_file(tmp_path / "model.safetensors")
+    served = dict(trainer.source().iter_full())
+
+    assert served.keys() == written.keys()
+    assert all(torch.equal(served[name], written[name]) for name in written)
+    assert not torch.equal(served["model.norm.weight"], before["model.norm.weight"])

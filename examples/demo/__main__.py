@@ -1,6 +1,6 @@
 """Train a tiny model, serve it with a real vLLM, and keep the server exact, sync by sync.
 
-    hatch run demo [--model qwen3|llama] [--tp 1|2] [--syncs N] [--json FILE]
+    hatch run demo [--model qwen3|llama|qwen3-moe] [--tp 1|2] [--syncs N] [--json FILE]
 
 Trainer and server are two Ray actors of one local cluster; Ray places them and hosts the
 rendezvous, and the weights go from the trainer's memory into vLLM's workers by NIXL reads.
@@ -35,6 +35,7 @@ class Model(StrEnum):
 
     QWEN3 = "qwen3"
     LLAMA = "llama"
+    QWEN3_MOE = "qwen3-moe"
 
 
 def answer(reference: Any, doing: str, seconds: float = ANSWER_SECONDS) -> Any:

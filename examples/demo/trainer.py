@@ -29,9 +29,12 @@ class DemoTrainer:
 
     def connect(self, server: Any) -> None:
         """Attach the workers behind the actor handle ``server``; the rendezvous lives in Ray."""
-        source = ModuleSource(self._model)
-        self._trainer = RdtTrainer(source, RayClient(server), ray="auto")
+        self._trainer = RdtTrainer(self.source(), RayClient(server), ray="auto")
         self._trainer.init()
+
+    def source(self) -> ModuleSource:
+        """What is served: the names and bytes that `save` writes down."""
+        return ModuleSource.of_transformers(self._model)
 
     def train(self, num_steps: int) -> float:
         """Some optimizer steps on rising sequences; the last loss."""

@@ -105,6 +105,27 @@ def test_parameter_that_disappears_is_refused():
         list(source.iter_full())
 
 
+@pytest.mark.parametrize("left_out", [False, True])
+def test_parameter_that_appears_is_refused_unless_it_is_left_out(left_out):
+    def names(name: str) -> str | None:
+        return None if left_out and name.startswith("adapter") else name
+
+    model = Model()
+    source = ModuleSource(model, names=names)
+    before = [name for name, _ in source.iter_full()]
+    model.adapter = nn.Linear(2, 2)
+    if left_out:
+        assert [name for name, _ in source.iter_full()] == before
+        return
+    with pytest.raises(
+        SourceError,
+        match=r"adapter\.bias is new in the module: expected the \d+ .*; build a new .* names=",
+    ):
+        list(source.iter_full())
+    del model.adapter
+    assert [name for name, _ in source.iter_full()] == before
+
+
 def test_wrappers_leave_no_trace_in_names():
     plain = names(ModuleSource(Model()))
     model = Model()

@@ -18,6 +18,7 @@ from rdt_trainer.errors import (
 from rdt_trainer.http_client import HttpClient
 from rdt_trainer.local_client import LocalClient
 from rdt_trainer.module_source import ModuleSource
+from rdt_trainer.named_views import NamedView
 from rdt_trainer.ray_client import RayClient
 from rdt_trainer.report import SyncReport
 from rdt_trainer.source import LocalWeightSource, SourceMeta, WeightSource, adapt
@@ -31,6 +32,7 @@ __all__ = [
     "LocalClient",
     "LocalWeightSource",
     "ModuleSource",
+    "NamedView",
     "RankFailedError",
     "RayClient",
     "RdtTrainer",

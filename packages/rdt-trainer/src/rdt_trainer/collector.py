@@ -76,7 +76,7 @@ class GroupCollector:
         if item is None:
             raise SourceError(
                 f"rank {self._rank}: the source's pass ended before {meta.name}: expected every "
-                "parameter this rank owns, in metadata order"
+                "parameter this rank owns, in metadata order; yield it, or declare other owners"
             )
         name, tensor = item
         if name != meta.name:
@@ -86,7 +86,7 @@ class GroupCollector:
                 + (
                     "yield parameters in metadata order, each that this rank owns once"
                     if known
-                    else f"{name} is not in metadata"
+                    else f"{name} is not in metadata; list it there, or do not yield it"
                 )
             )
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
@@ -99,8 +99,8 @@ class GroupCollector:
         if found != (meta.dtype, meta.shape):
             raise SourceError(
                 f"rank {self._rank}: {name} is {found[0]}{list(found[1])}, expected "
-                f"{meta.dtype}{list(meta.shape)} as metadata declares; metadata must hold what "
-                "iter_full yields"
+                f"{meta.dtype}{list(meta.shape)} as metadata declared at init; yield it so, or "
+                "make a new trainer for a model that changed"
             )
         self._num_left -= 1
         self._versions.note(name, tensor)

@@ -220,7 +220,10 @@ def _param(
     if owners is None:
         owners = range(num_producers)
     if not owners:
-        raise SourceError(f"{meta.name}: no producer holds it: expected at least one owner")
+        raise SourceError(
+            f"{meta.name}: no producer holds it: expected at least one owner of {num_producers}; "
+            "declare its owners in metadata, list it in held_names() of a rank, or leave it out"
+        )
     found = tuple(sorted(owners))
     if found[0] < 0 or found[-1] >= num_producers:
         raise SourceError(
