@@ -4,6 +4,7 @@ The second run adds the counts that the first one wrote.
 """
 
 import json
+import os
 from collections.abc import Generator
 from pathlib import Path
 
@@ -21,6 +22,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("two runs, one summary")
     group.addoption("--write-counts", type=Path, help="write this run's outcome counts there")
     group.addoption("--add-counts", type=Path, help="add an earlier run's counts to the summary")
+    help = "run the searches of the protocol this many times as long"
+    parser.getgroup("hypothesis").addoption("--fuzz", type=int, default=None, help=help)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if (times := config.getoption("--fuzz")) is not None:
+        os.environ["RDT_FUZZ"] = str(times)  # before any test module is imported
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,40 +1,16 @@
-from collections.abc import Callable, Sequence
-from itertools import product
-from random import Random
+from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rdt_plan.chunks import Chunk, ServeChunk
 from rdt_plan.consumer_epoch import ConsumerAction, ConsumerEpoch, PostRead, Scatter
 from rdt_plan.epoch import EpochState, Finished, Quiesced
 from rdt_plan.errors import PeerProtocolError, PlanError, ProtocolError
-from rdt_plan.slices import Slice
-from rdt_plan.testing import accepted_moves, snapshot
-from rdt_plan.transitions import (
-    ABORTING_TRANSITIONS,
-    CHUNK_TRANSITIONS,
-    ChunkEvent,
-    ChunkState,
-)
-
-OVER = (EpochState.FINISHED, EpochState.QUIESCED)
-
-
-def chunks(owners: Sequence[int], num_slots: int) -> list[Chunk]:
-    """One chunk an owner named, in this order."""
-    found: list[Chunk] = []
-    for index, owner in enumerate(owners):
-        seq = list(owners[:index]).count(owner)
-        slices = tuple(Slice(f"l.{index}.{name}", "int8", 0, (4,), (1,)) for name in "abb")
-        serve = ServeChunk(seq, 0, seq % num_slots, 48, slices, (0, 16, 32))
-        found.append(Chunk(index, owner, serve, index % num_slots, (), (), ()))
-    return found
+from rdt_plan.testing import read_chunks
 
 
 def epoch_of(owners: Sequence[int], num_slots: int = 2) -> ConsumerEpoch:
-    epoch = ConsumerEpoch(chunks(owners, num_slots), num_slots)
+    epoch = ConsumerEpoch(read_chunks(owners, num_slots), num_slots)
     assert epoch.begin() == ([] if owners else [Finished()])
     return epoch
 
@@ -137,7 +113,7 @@ def test_the_next_read_is_not_a_read_either() -> None:
 
 
 def test_a_ready_before_the_begin_is_our_misuse() -> None:
-    epoch = ConsumerEpoch(chunks([1], 2), 2)
+    epoch = ConsumerEpoch(read_chunks([1], 2), 2)
     with pytest.raises(ProtocolError, match="READY of producer 1"):
         epoch.ready(1, 0)
     assert epoch.begin() == []
@@ -147,7 +123,7 @@ def test_a_ready_before_the_begin_is_our_misuse() -> None:
 def test_what_is_missing_is_named() -> None:
     first = "chunk 0 (seq 0, l.0.a and 1 more) of producer 1"
     second = "chunk 1 (seq 1, l.1.a and 1 more) of producer 1"
-    epoch = ConsumerEpoch(chunks([1, 1], 2), 2)
+    epoch = ConsumerEpoch(read_chunks([1, 1], 2), 2)
     assert epoch.waiting_for() == "begin"
     epoch.begin()
     assert epoch.waiting_for() == f"{first}: READY not received"
@@ -191,7 +167,7 @@ def test_an_abort_with_nothing_in_flight_is_quiesced_at_once() -> None:
 
 
 def test_an_epoch_may_be_aborted_before_it_begins() -> None:
-    epoch = ConsumerEpoch(chunks([0], 2), 2)
+    epoch = ConsumerEpoch(read_chunks([0], 2), 2)
     assert epoch.abort("enough") == [Quiesced("enough")]
     with pytest.raises(ProtocolError):
         epoch.begin()
@@ -233,39 +209,15 @@ def test_an_installer_may_give_a_chunk_back_after_an_abort() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        chunks([0, 0], 2)[1:],
-        chunks([0], 2) * 2,
+        read_chunks([0, 0], 2)[1:],
+        read_chunks([0], 2) * 2,
         [Chunk(0, 0, ServeChunk(0, 0, 0, 16, (), ()), 2, (), (), ())],
-        [chunks([0, 1], 2)[0], Chunk(1, 0, chunks([0], 2)[0].serve, 1, (), (), ())],
+        [read_chunks([0, 1], 2)[0], Chunk(1, 0, read_chunks([0], 2)[0].serve, 1, (), (), ())],
     ],
 )
 def test_chunks_that_contradict_each_other_are_refused(wrong: list[Chunk]) -> None:
     with pytest.raises(PlanError):
         ConsumerEpoch(wrong, 2)
-
-
-PATHS = {
-    ChunkState.AWAITED: [],
-    ChunkState.READING: [ChunkEvent.READY],
-    ChunkState.HANDED_OUT: [ChunkEvent.READY, ChunkEvent.READ_DONE],
-    ChunkState.SCATTERING: [ChunkEvent.READY, ChunkEvent.READ_DONE, ChunkEvent.SCATTER_ENQUEUED],
-    ChunkState.INSTALLED: [
-        ChunkEvent.READY,
-        ChunkEvent.READ_DONE,
-        ChunkEvent.SCATTER_ENQUEUED,
-        ChunkEvent.SCATTER_COMPLETED,
-    ],
-}
-OURS = (ChunkEvent.READY, ChunkEvent.POSTED, ChunkEvent.HANDED_OUT)
-DRIVER_EVENTS = [event for event in ChunkEvent if event not in OURS]
-
-
-def fire(epoch: ConsumerEpoch, event: ChunkEvent, index: int) -> list[ConsumerAction]:
-    if event is ChunkEvent.READY:
-        return epoch.ready(index, 0)
-    method = getattr(epoch, event.value)
-    failed = event in (ChunkEvent.READ_FAILED, ChunkEvent.SCATTER_FAILED)
-    return method(index, "why") if failed else method(index)
 
 
 def test_scatters_are_handed_out_in_plan_order_whatever_lands_first() -> None:
@@ -286,87 +238,3 @@ def test_a_chunk_that_landed_before_its_turn_does_not_hold_an_abort_up() -> None
     assert epoch.read_done(0) == [Quiesced("enough")]
     with pytest.raises(ProtocolError):
         epoch.scatter_enqueued(1)
-
-
-@pytest.mark.parametrize("event", DRIVER_EVENTS)
-def test_no_driver_may_move_a_chunk_that_landed_before_its_turn(event: ChunkEvent) -> None:
-    epoch = epoch_of([0, 1], num_slots=2)
-    for owner in (0, 1):
-        epoch.ready(owner, 0)
-    epoch.read_done(1)
-    before = snapshot(epoch)
-    with pytest.raises(ProtocolError):
-        fire(epoch, event, 1)
-    assert snapshot(epoch) == before
-
-
-@pytest.mark.parametrize(
-    ("state", "event", "aborting"), list(product(PATHS, DRIVER_EVENTS, (False, True)))
-)
-def test_every_move_follows_the_table_or_is_refused(
-    state: ChunkState, event: ChunkEvent, aborting: bool
-) -> None:
-    """Chunk 0 is the one tried; chunk 1 is in flight, so that an abort does not end at once."""
-    epoch = epoch_of([0, 1, 2], num_slots=3)
-    for step in PATHS[state]:
-        fire(epoch, step, 0)
-    epoch.ready(1, 0)
-    if aborting:
-        epoch.abort("enough")
-    before = snapshot(epoch)
-    table = ABORTING_TRANSITIONS if aborting else CHUNK_TRANSITIONS
-    if (state, event) in table:
-        fire(epoch, event, 0)
-        assert snapshot(epoch) != before
-    else:
-        with pytest.raises(ProtocolError):
-            fire(epoch, event, 0)
-        assert snapshot(epoch) == before
-
-
-Fire = Callable[[ConsumerEpoch], list[ConsumerAction]]
-
-
-def events_of(num_chunks: int) -> tuple[list[Fire], list[Fire]]:
-    """Every event there is, for every chunk and for some that do not exist; the second part ends
-    an epoch early."""
-    events: list[Fire] = [lambda epoch: epoch.begin()]
-    ends: list[Fire] = [lambda epoch: epoch.abort("enough")]
-    for index in range(-1, num_chunks + 1):
-        for owner in (0, 1):
-            events.append(lambda epoch, o=owner, i=index: epoch.ready(o, i))
-        for event in DRIVER_EVENTS:
-            failed = event in (ChunkEvent.READ_FAILED, ChunkEvent.SCATTER_FAILED)
-            (ends if failed else events).append(lambda epoch, e=event, i=index: fire(epoch, e, i))
-    return events, ends
-
-
-@given(
-    st.lists(st.integers(0, 1), max_size=6),
-    st.integers(1, 3),
-    st.sampled_from((0.0, 0.02, 0.2)),
-    st.integers(0, 2**32),
-)
-def test_any_event_in_any_state_is_taken_or_changes_nothing(
-    owners: list[int], num_slots: int, end_rate: float, seed: int
-) -> None:
-    rng = Random(seed)
-    epoch = ConsumerEpoch(chunks(owners, num_slots), num_slots)
-    events, ends = events_of(len(owners))
-    actions: list[ConsumerAction] = []
-    while epoch.state not in OVER:
-        usual = accepted_moves(epoch, events)
-        early = accepted_moves(epoch, ends)
-        some = early if early and (not usual or rng.random() < end_rate) else usual
-        actions += rng.choice(some)(epoch)
-    assert accepted_moves(epoch, events + ends) == []
-    posted = [action.index for action in actions if isinstance(action, PostRead)]
-    scattered = [action.index for action in actions if isinstance(action, Scatter)]
-    assert posted == list(range(len(posted)))
-    assert len(set(scattered)) == len(scattered)
-    assert isinstance(actions[-1], Finished | Quiesced)
-    assert not [action for action in actions[:-1] if isinstance(action, Finished | Quiesced)]
-    if epoch.state is EpochState.FINISHED:
-        assert sorted(scattered) == list(range(len(owners)))
-    if end_rate == 0.0:
-        assert epoch.state is EpochState.FINISHED

@@ -1,32 +1,20 @@
-from collections.abc import Callable, Mapping, Sequence
-from itertools import product
-from random import Random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rdt_plan.chunks import ServeChunk
 from rdt_plan.epoch import EpochState, Finished, Quiesced
 from rdt_plan.errors import PeerProtocolError, PlanError, ProtocolError
 from rdt_plan.identity import ConsumerId
-from rdt_plan.producer_epoch import Pack, ProducerAction, ProducerEpoch, Ready, Release
-from rdt_plan.slices import Slice
-from rdt_plan.table import ChunkTable
-from rdt_plan.testing import accepted_moves, snapshot
-from rdt_plan.transitions import SERVE_TRANSITIONS, ServeEvent, ServeState
+from rdt_plan.producer_epoch import Pack, ProducerEpoch, Ready, Release
+from rdt_plan.testing import serve_table
 
 A, B, C = ConsumerId(0, 0), ConsumerId(0, 1), ConsumerId(1, 0)
-OVER = (EpochState.FINISHED, EpochState.QUIESCED)
 
 
-def table(consumer: ConsumerId, groups: Sequence[int], num_slots: int = 2) -> ChunkTable:
-    """One chunk a group named, in this order."""
-    rows = []
-    for seq, group in enumerate(groups):
-        slices = (Slice(f"l.{group}.w", "int8", 0, (4,), (1,)),)
-        rows.append(ServeChunk(seq, group, seq % num_slots, 16, slices, (0,)))
-    return ChunkTable(consumer, 1, "0" * 64, num_slots, 16, tuple(rows))
+def ring(consumer: ConsumerId) -> str:
+    """The plan digest of a consumer that shares its ring with nobody."""
+    return str(consumer)
 
 
 def epoch_of(
@@ -35,27 +23,27 @@ def epoch_of(
     lookahead: int = 0,
     num_slots: int = 2,
 ) -> ProducerEpoch:
-    tables = {c: table(c, each, num_slots) for c, each in chunk_groups.items()}
+    tables = {c: serve_table(c, each, num_slots) for c, each in chunk_groups.items()}
     return ProducerEpoch(tables, groups, lookahead)
 
 
 def pack(epoch: ProducerEpoch, consumer: ConsumerId, seq: int) -> None:
-    assert epoch.pack_enqueued(consumer, seq) == []
-    assert epoch.packed(consumer, seq) == [Ready(consumer, seq)]
+    assert epoch.pack_enqueued(ring(consumer), seq) == []
+    assert epoch.packed(ring(consumer), seq) == [Ready(consumer, seq)]
 
 
 def test_a_whole_epoch() -> None:
     epoch = epoch_of({A: [0, 0, 0, 2], B: [0]})
-    assert epoch.publish(0) == [Pack(A, 0), Pack(A, 1), Pack(B, 0)]
+    assert epoch.publish(0) == [Pack(ring(A), 0), Pack(ring(A), 1), Pack(ring(B), 0)]
     for consumer, seq in ((B, 0), (A, 1), (A, 0)):
         pack(epoch, consumer, seq)
     assert epoch.done(B, 0) == []
     assert epoch.done(A, 1) == []  # seq 2 needs the slot of seq 0
-    assert epoch.done(A, 0) == [Pack(A, 2)]
+    assert epoch.done(A, 0) == [Pack(ring(A), 2)]
     pack(epoch, A, 2)
     assert epoch.done(A, 2) == [Release(0)]
     assert epoch.publish(1) == [Release(1)]  # nobody reads it
-    assert epoch.publish(2) == [Pack(A, 3)]
+    assert epoch.publish(2) == [Pack(ring(A), 3)]
     pack(epoch, A, 3)
     assert epoch.done(A, 3) == [Release(2), Finished()]
     assert epoch.state is EpochState.FINISHED
@@ -86,7 +74,7 @@ def test_the_lookahead_is_the_credit() -> None:
     pack(epoch, A, 0)
     assert epoch.done(A, 0) == [Release(0)]
     assert epoch.may_publish()
-    assert epoch.publish(2) == [Pack(A, 2)]
+    assert epoch.publish(2) == [Pack(ring(A), 2)]
 
 
 def test_groups_may_be_released_out_of_order() -> None:
@@ -116,15 +104,15 @@ def test_ready_goes_out_only_after_the_pack_completed() -> None:
     epoch = epoch_of({A: [0]})
     epoch.publish(0)
     with pytest.raises(ProtocolError, match=r"consumer r0w0: packed of seq 0 \(group 0, l\.0\.w\)"):
-        epoch.packed(A, 0)
-    assert epoch.pack_enqueued(A, 0) == []
-    assert epoch.packed(A, 0) == [Ready(A, 0)]
+        epoch.packed(ring(A), 0)
+    assert epoch.pack_enqueued(ring(A), 0) == []
+    assert epoch.packed(ring(A), 0) == [Ready(A, 0)]
 
 
 def test_a_done_before_its_ready_is_the_peers_fault() -> None:
     epoch = epoch_of({A: [0], B: [1]})
     epoch.publish(0)
-    epoch.pack_enqueued(A, 0)
+    epoch.pack_enqueued(ring(A), 0)
     for consumer, group in ((A, 0), (B, 1)):
         says = (
             rf"consumer {consumer}: DONE of seq 0 \(group {group}, l\.{group}\.w\) before its READY"
@@ -161,8 +149,8 @@ def test_a_dropped_consumer_holds_nothing_but_its_packs() -> None:
     assert epoch.drop(A, "again") == []
     assert epoch.waiting_for() == "group 1 to be published"
     assert epoch.done(A, 0) == []
-    assert epoch.pack_enqueued(A, 1) == []
-    assert epoch.packed(A, 1) == [Release(0)]  # no READY, and only now may the tensors go
+    assert epoch.pack_enqueued(ring(A), 1) == []
+    assert epoch.packed(ring(A), 1) == [Release(0)]  # no READY, and only now may the tensors go
     assert epoch.publish(1) == [Release(1)]
     assert epoch.publish(2) == [Release(2), Finished()]
 
@@ -171,7 +159,7 @@ def test_a_pack_for_a_dropped_consumer_may_be_given_back() -> None:
     epoch = epoch_of({A: [0]}, groups=[0])
     epoch.publish(0)
     assert epoch.drop(A, "lease ended") == []
-    assert epoch.pack_failed(A, 0, "dropped") == [Release(0), Finished()]
+    assert epoch.pack_failed(ring(A), 0, "dropped") == [Release(0), Finished()]
 
 
 def test_dropping_everybody_releases_and_finishes() -> None:
@@ -200,7 +188,7 @@ def test_an_abort_waits_for_packs() -> None:
     epoch = epoch_of({A: [0, 0], B: [0]})
     epoch.publish(0)
     pack(epoch, A, 0)
-    epoch.pack_enqueued(A, 1)
+    epoch.pack_enqueued(ring(A), 1)
     assert epoch.abort("first") == []
     assert epoch.abort("second") == []
     assert epoch.done(A, 0) == []
@@ -211,9 +199,9 @@ def test_an_abort_waits_for_packs() -> None:
         "consumer r0w0: the pack of seq 1 (group 0, l.0.w) to complete; "
         "consumer r0w1: the pack of seq 0 (group 0, l.0.w) to be enqueued"
     )
-    assert epoch.packed(A, 1) == []
+    assert epoch.packed(ring(A), 1) == []
     assert epoch.drop(B, "gone") == []
-    assert epoch.pack_failed(B, 0, "aborted") == [Quiesced("first")]
+    assert epoch.pack_failed(ring(B), 0, "aborted") == [Quiesced("first")]
     assert epoch.state is EpochState.QUIESCED
     assert epoch.done(A, 0) == []
     assert epoch.drop(A, "late") == []
@@ -227,8 +215,8 @@ def test_an_abort_without_packs_is_quiesced_at_once() -> None:
 def test_a_failed_pack_aborts_and_says_which() -> None:
     epoch = epoch_of({A: [0, 0]})
     epoch.publish(0)
-    assert epoch.pack_failed(A, 0, "no memory") == []
-    assert epoch.pack_failed(A, 1, "aborted") == [
+    assert epoch.pack_failed(ring(A), 0, "no memory") == []
+    assert epoch.pack_failed(ring(A), 1, "aborted") == [
         Quiesced("consumer r0w0: pack of seq 0 (group 0, l.0.w) failed: no memory")
     ]
 
@@ -264,7 +252,8 @@ def test_a_table_outside_the_schedule_is_refused(
 
 
 def test_a_table_that_is_not_numbered_by_seq_is_refused() -> None:
-    wrong = ChunkTable(A, 1, "0" * 64, 2, 16, table(A, [0, 0]).chunks[1:])
+    right = serve_table(A, [0, 0])
+    wrong = replace(right, chunks=right.chunks[1:])
     with pytest.raises(PlanError, match="expected seq 0, found 1"):
         ProducerEpoch({A: wrong}, [0], 0)
 
@@ -272,132 +261,3 @@ def test_a_table_that_is_not_numbered_by_seq_is_refused() -> None:
 def test_a_negative_lookahead_is_refused() -> None:
     with pytest.raises(ProtocolError, match="lookahead"):
         ProducerEpoch({}, [0], -1)
-
-
-PATHS = {
-    ServeState.QUEUED: [],
-    ServeState.PACKING: [ServeEvent.STARTED],
-    ServeState.PACK_ENQUEUED: [ServeEvent.STARTED, ServeEvent.PACK_ENQUEUED],
-    ServeState.ANNOUNCED: [ServeEvent.STARTED, ServeEvent.PACK_ENQUEUED, ServeEvent.PACKED],
-    ServeState.READ: [
-        ServeEvent.STARTED,
-        ServeEvent.PACK_ENQUEUED,
-        ServeEvent.PACKED,
-        ServeEvent.DONE,
-    ],
-}
-DRIVER_EVENTS = [ServeEvent.PACK_ENQUEUED, ServeEvent.PACKED, ServeEvent.PACK_FAILED]
-Fire = Callable[[ProducerEpoch], list[ProducerAction]]
-
-
-def fire(epoch: ProducerEpoch, event: ServeEvent, consumer: ConsumerId, seq: int) -> list:
-    if event is ServeEvent.DONE:
-        return epoch.done(consumer, seq)
-    method = getattr(epoch, event.value)
-    return (
-        method(consumer, seq, "why") if event is ServeEvent.PACK_FAILED else method(consumer, seq)
-    )
-
-
-@pytest.mark.parametrize(
-    ("state", "event", "end"), list(product(PATHS, DRIVER_EVENTS, ("", "abort", "drop")))
-)
-def test_every_move_follows_the_table_or_is_refused(
-    state: ServeState, event: ServeEvent, end: str
-) -> None:
-    """A's chunk is the one tried; B's pack is in flight, so that an abort does not end at once."""
-    epoch = epoch_of({A: [1], B: [0]}, groups=[0, 1], lookahead=1)
-    epoch.publish(0)
-    for step in PATHS[state]:
-        if step is ServeEvent.STARTED:
-            assert epoch.publish(1) == [Pack(A, 0)]
-        else:
-            fire(epoch, step, A, 0)
-    if end == "abort":
-        epoch.abort("enough")
-    elif end == "drop":
-        epoch.drop(A, "gone")
-    before = snapshot(epoch)
-    if (state, event) in SERVE_TRANSITIONS:
-        fire(epoch, event, A, 0)
-        assert snapshot(epoch) != before
-    else:
-        with pytest.raises(ProtocolError):
-            fire(epoch, event, A, 0)
-        assert snapshot(epoch) == before
-
-
-def events_of(chunk_groups: Mapping[ConsumerId, Sequence[int]]) -> tuple[list[Fire], list[Fire]]:
-    """Every event there is, for every chunk and for some that do not exist; the second part ends
-    an epoch early."""
-    events: list[Fire] = [lambda epoch, g=group: epoch.publish(g) for group in range(4)]
-    ends: list[Fire] = [lambda epoch: epoch.abort("enough")]
-    for consumer in (A, B, C):
-        for seq in range(-1, len(chunk_groups.get(consumer, ())) + 1):
-            for event in (*DRIVER_EVENTS, ServeEvent.DONE):
-                (ends if event is ServeEvent.PACK_FAILED else events).append(
-                    lambda epoch, c=consumer, s=seq, e=event: fire(epoch, e, c, s)
-                )
-    return events, ends
-
-
-SCHEDULED = st.lists(st.integers(0, 2), max_size=4).map(sorted)
-
-
-@given(
-    st.dictionaries(st.sampled_from((A, B)), SCHEDULED),
-    st.integers(0, 2),
-    st.integers(1, 2),
-    st.sampled_from((0.0, 0.02, 0.2)),
-    st.dictionaries(st.sampled_from((A, B)), st.integers(0, 20)),
-    st.integers(0, 2**32),
-)
-def test_any_event_in_any_state_is_taken_or_changes_nothing(
-    chunk_groups: dict[ConsumerId, list[int]],
-    lookahead: int,
-    num_slots: int,
-    end_rate: float,
-    drops: dict[ConsumerId, int],
-    seed: int,
-) -> None:
-    rng = Random(seed)
-    epoch = epoch_of(chunk_groups, (0, 1, 2), lookahead, num_slots)
-    events, ends = events_of(chunk_groups)
-    actions: list[ProducerAction] = []
-    dropped_at: dict[ConsumerId, int] = {}
-    num_steps = 0
-    while epoch.state not in OVER:
-        due = [c for c in drops if c in chunk_groups and drops[c] == num_steps]
-        num_steps += 1
-        for consumer in due:
-            dropped_at[consumer] = len(actions)
-            actions += epoch.drop(consumer, "gone")
-            assert epoch.drop(consumer, "gone") == []
-        usual = accepted_moves(epoch, events)
-        early = accepted_moves(epoch, ends)
-        if usual or early:
-            some = early if early and (not usual or rng.random() < end_rate) else usual
-            actions += rng.choice(some)(epoch)
-    assert accepted_moves(epoch, events + ends) == []
-    assert isinstance(actions[-1], Finished | Quiesced)
-    assert not [action for action in actions[:-1] if isinstance(action, Finished | Quiesced)]
-    for consumer, groups in chunk_groups.items():
-        sent = [
-            (type(action), action.seq, number)
-            for number, action in enumerate(actions)
-            if isinstance(action, Pack | Ready) and action.consumer == consumer
-        ]
-        packs = [seq for kind, seq, _ in sent if kind is Pack]
-        readies = [seq for kind, seq, _ in sent if kind is Ready]
-        assert packs == list(range(len(packs)))
-        assert len(set(readies)) == len(readies)
-        assert set(readies) <= set(packs)
-        assert all(number < dropped_at.get(consumer, len(actions)) for *_, number in sent)
-        if epoch.state is EpochState.FINISHED and consumer not in dropped_at:
-            assert sorted(readies) == list(range(len(groups)))
-    released = [action.group for action in actions if isinstance(action, Release)]
-    assert len(set(released)) == len(released)
-    if epoch.state is EpochState.FINISHED:
-        assert sorted(released) == [0, 1, 2]
-    if end_rate == 0.0:
-        assert epoch.state is EpochState.FINISHED

@@ -20,7 +20,7 @@ from rdt_plan.session import (
 )
 from rdt_plan.table import ChunkTable
 
-WHO = ConsumerId(0, 1)
+WHO, RING = ConsumerId(0, 1), "0" * 64
 
 
 def pair(num_chunks: int, num_slots: int) -> tuple[ProducerEpoch, ConsumerEpoch]:
@@ -28,7 +28,7 @@ def pair(num_chunks: int, num_slots: int) -> tuple[ProducerEpoch, ConsumerEpoch]
         ServeChunk(seq, seq // 2, seq % num_slots, 16, (), ()) for seq in range(num_chunks)
     )
     chunks = [Chunk(row.seq, 3, row, row.serve_slot, (), (), ()) for row in rows]
-    table = ChunkTable(WHO, 3, "0" * 64, num_slots, 16, rows)
+    table = ChunkTable(WHO, 3, RING, num_slots, 16, rows)
     return ProducerEpoch({WHO: table}, [0, 1], 0), ConsumerEpoch(chunks, num_slots)
 
 
@@ -37,9 +37,9 @@ def test_one_slot_carries_three_chunks_in_lockstep() -> None:
     assert consumer.begin() == []
     started = producer.publish(0)
     for seq in range(3):
-        assert started == [Pack(WHO, seq)]
-        assert producer.pack_enqueued(WHO, seq) == []
-        assert producer.packed(WHO, seq) == [Ready(WHO, seq)]
+        assert started == [Pack(RING, seq)]
+        assert producer.pack_enqueued(RING, seq) == []
+        assert producer.packed(RING, seq) == [Ready(WHO, seq)]
         assert consumer.ready(3, seq) == [PostRead(seq)]
         assert consumer.read_done(seq) == [Scatter(seq)]
         assert consumer.scatter_enqueued(seq) == []
@@ -54,7 +54,15 @@ def test_one_slot_carries_three_chunks_in_lockstep() -> None:
 
 @pytest.mark.parametrize(
     "action",
-    [Finished(), Quiesced("why"), PostRead(0), Scatter(0), Pack(WHO, 0), Ready(WHO, 0), Release(0)],
+    [
+        Finished(),
+        Quiesced("why"),
+        PostRead(0),
+        Scatter(0),
+        Pack(RING, 0),
+        Ready(WHO, 0),
+        Release(0),
+    ],
 )
 def test_actions_are_frozen_values(action: object) -> None:
     assert dataclasses.is_dataclass(action)

@@ -1,4 +1,4 @@
-"""A rendezvous in this process, and clients of it."""
+"""A rendezvous in this process and clients of it; both kinds of wires."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -8,6 +8,14 @@ import pytest
 
 from rdt_transport.rendezvous import LocalHost, RendezvousClient
 from rdt_transport.testing.rendezvous_peers import make_host
+from rdt_transport.testing.sample_job import in_process
+from rdt_transport.testing.wire_pair import MakeWire
+from rdt_transport.wire.nixl import NixlWire
+
+
+@pytest.fixture(params=["inprocess", "nixl"])
+def make_wire(request: pytest.FixtureRequest) -> MakeWire:
+    return NixlWire if request.param == "nixl" else in_process()
 
 
 @pytest.fixture

@@ -1,13 +1,14 @@
 """Consumers that cannot be served: dropped with the reason, and nobody else notices."""
 
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
-import torch
 
 from rdt_plan import (
     WIRE_VERSION,
@@ -17,32 +18,35 @@ from rdt_plan import (
     Kind,
     Manifest,
     ParamMeta,
-    Placement,
     Subscription,
     build_plan,
-    whole,
 )
 from rdt_transport import serve_rings
 from rdt_transport.errors import RendezvousError, SyncAbortedError, TornError, WireError
 from rdt_transport.rendezvous import JobSettings, RendezvousClient
-from rdt_transport.testing.fleet import Fleet, Sink
+from rdt_transport.testing.fleet import Fleet
 from rdt_transport.testing.job_records import incarnation
 from rdt_transport.testing.pumped_wire import PumpedWire
+from rdt_transport.testing.sample_job import (
+    draw,
+    expect_exact,
+    in_process,
+    open_fleet,
+    shards,
+)
+from rdt_transport.testing.wire_pair import MakeWire
 from rdt_transport.wire.base import PeerAddress, Wire
-from rdt_transport.wire.inprocess import InProcessFabric, InProcessWire
 from rdt_transport.wire.nixl import NixlWire
 
 WAIT_SECONDS = 20.0
-SHAPE = (4, 4)
-MANIFEST = Manifest.build([ParamMeta("w", "float32", SHAPE)])
-WRITES = [Placement(whole(MANIFEST.params[0]), "", "w", 0, SHAPE, (4, 1), "float32", (4, 1))]
 STRANGER = ConsumerId(1, 0)
-
-MakeWire = Callable[[str], Wire]
+MANIFEST = Manifest.build([ParamMeta("w", "float32", (4, 4))])
 
 
 def table() -> ChunkTable:
-    return build_plan(MANIFEST, WRITES, STRANGER, num_workers=1).table(0)
+    """Of another plan than that of the fleet's consumer, whose one chunk has 64 bytes."""
+    writes = shards(MANIFEST, 0, 1)
+    return build_plan(MANIFEST, writes, STRANGER, num_workers=1, max_chunk_bytes=32).table(0)
 
 
 def subscription(address: PeerAddress, chunks: ChunkTable) -> Subscription:
@@ -58,21 +62,14 @@ def subscription(address: PeerAddress, chunks: ChunkTable) -> Subscription:
     )
 
 
-@contextmanager
-def fleet_of(make_wire: MakeWire) -> Iterator[Fleet]:
-    sink = Sink({("", "w"): torch.zeros(SHAPE)})
-    job = JobSettings(num_producers=1, num_replicas=2)
-    try:
-        with Fleet(make_wire, MANIFEST, [WRITES], [sink], settings=job) as fleet:
-            yield fleet
-    finally:
-        sink.close()
+def fleet_of(make_wire: MakeWire) -> AbstractContextManager[Fleet]:
+    return open_fleet(make_wire, MANIFEST, JobSettings(num_producers=1, num_replicas=2), [1])
 
 
 def sync(fleet: Fleet) -> None:
-    weights = {"w": torch.randn(SHAPE)}
+    weights = draw(MANIFEST, secrets.randbits(32))
     fleet.sync(weights)
-    assert torch.equal(fleet.sinks[0].destinations["", "w"], weights["w"])
+    expect_exact(fleet, weights)
 
 
 def settle(fleet: Fleet) -> None:
@@ -87,16 +84,6 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
-
-
-def in_process() -> MakeWire:
-    fabric = InProcessFabric()
-    return lambda role: InProcessWire(fabric, role)
-
-
-@pytest.fixture(params=["inprocess", "nixl"])
-def make_wire(request: pytest.FixtureRequest) -> MakeWire:
-    return NixlWire if request.param == "nixl" else in_process()
 
 
 @contextmanager
@@ -144,16 +131,47 @@ def test_a_newcomer_that_goes_is_given_up_at_once(make_wire: MakeWire) -> None:
         sync(fleet)
 
 
-GREEDY = {"slot_bytes": 1 << 62}, {"slot_bytes": (1 << 63) - 16}, {"num_slots": 2, "slot_bytes": 0}
+WRONG = [
+    ({"slot_bytes": 1 << 62}, "expected slot_bytes=32"),
+    ({"slot_bytes": (1 << 63) - 16}, "expected slot_bytes=32"),
+    ({"slot_bytes": 0}, "expected slot_bytes=32"),
+    ({"plan_digest": "f" * 64}, rf"plan_digest {table().plan_digest}, found {'f' * 64}"),
+    ({"num_slots": 3}, "of r1w0 for rank 0: expected the job's num_slots 2, found 3"),
+]
 
 
-@pytest.mark.parametrize("wrong", GREEDY)
-def test_a_table_that_asks_for_too_much_is_refused_with_the_reason(wrong: dict[str, int]) -> None:
+@pytest.mark.parametrize(("wrong", "says"), WRONG)
+def test_a_table_that_is_wrong_is_refused_before_memory_is_allocated(
+    wrong: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the producer itself, whatever the rendezvous let through."""
     make_wire = in_process()
     with fleet_of(make_wire) as fleet, RendezvousClient(fleet.host.address) as client:
-        address = PeerAddress(make_wire("greedy").name, b"")
-        client.subscribe(subscription(address, replace(table(), **wrong)), WAIT_SECONDS)
-        with pytest.raises(TornError, match="expected slot_bytes=64"):
+        address = PeerAddress(make_wire("wrong").name, b"")
+        newcomer = subscription(address, table())
+        held: list[Subscription] = []
+        rings = fleet.producers[0]._rings
+        admit = rings.admit
+        monkeypatch.setattr(rings, "admit", lambda each: held.append(each) or True)
+        client.subscribe(newcomer, WAIT_SECONDS)
+        until(lambda: bool(held))
+        monkeypatch.setattr(serve_rings, "Arena", None)
+        assert admit(replace(newcomer, tables=(replace(table(), **wrong),)))
+        with pytest.raises(TornError, match=says):
+            client.offers(STRANGER, WAIT_SECONDS)
+        sync(fleet)
+
+
+def test_a_digest_that_two_tables_claim_is_refused_to_the_later_one() -> None:
+    make_wire = in_process()
+    with fleet_of(make_wire) as fleet, RendezvousClient(fleet.host.address) as client:
+        digest = fleet.consumers[0].plan.digest
+        address = PeerAddress(make_wire("liar").name, b"")
+        client.subscribe(subscription(address, replace(table(), plan_digest=digest)), WAIT_SECONDS)
+        says = (
+            f"r1w0 claims plan {digest}, as consumer r0w0 does, .*slot_bytes: expected 64, found 32"
+        )
+        with pytest.raises(TornError, match=says):
             client.offers(STRANGER, WAIT_SECONDS)
         sync(fleet)
 
@@ -180,7 +198,7 @@ def test_any_error_drops_the_consumer_and_fails_no_epoch(
         stranger = make_wire("stranger")
         fleet.begin()
         client.subscribe(subscription(stranger.address(), table()), WAIT_SECONDS)
-        weights = {"w": torch.randn(SHAPE)}
+        weights = draw(MANIFEST, 1)
         fleet.publish(0, weights)
         fleet.producers[0].finish(WAIT_SECONDS)
         fleet.consumers[0].wait(WAIT_SECONDS)
@@ -211,11 +229,11 @@ def test_a_stranger_cannot_ring_for_a_consumer_or_a_producer() -> None:
                 endpoint.on_doorbell(wire, "stranger", forged)
 
             endpoint._progress.call(ring, WAIT_SECONDS)  # or the machine refuses it: not READY yet
-        weights = {"w": torch.randn(SHAPE)}
+        weights = draw(MANIFEST, 1)
         fleet.publish(0, weights)
         producer.finish(WAIT_SECONDS)
         consumer.wait(WAIT_SECONDS)
-        assert torch.equal(fleet.sinks[0].destinations["", "w"], weights["w"])
+        expect_exact(fleet, weights)
 
 
 def test_an_epoch_begins_after_an_admission_that_is_under_way() -> None:

@@ -1,7 +1,7 @@
 """Producers and consumers with real sessions, a real rendezvous and both wires: bytes compared."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rdt_plan import Manifest, ParamMeta, Placement, canonical, contiguous_stride
+from rdt_plan import Manifest
 from rdt_transport.errors import (
     RendezvousLostError,
     SyncAbortedError,
@@ -17,96 +17,19 @@ from rdt_transport.errors import (
     TornError,
 )
 from rdt_transport.rendezvous import ConsumerDropped, EpochFailed, JobSettings
-from rdt_transport.testing.fleet import Fleet, Sink
-from rdt_transport.wire.base import Wire
+from rdt_transport.testing.fleet import Fleet
+from rdt_transport.testing.sample_job import draw, expect_exact, model, open_fleet
+from rdt_transport.testing.wire_pair import MakeWire
 from rdt_transport.wire.inprocess import InProcessFabric, InProcessWire
-from rdt_transport.wire.nixl import NixlWire
 
 NUM_WORKERS = 2
-MakeWire = Callable[[str], Wire]
-
-
-@pytest.fixture(params=["inprocess", "nixl"])
-def make_wire(request: pytest.FixtureRequest) -> MakeWire:
-    if request.param == "nixl":
-        return NixlWire
-    fabric = InProcessFabric()
-    return lambda role: InProcessWire(fabric, role)
-
-
-def model(
-    num_layers: int = 3, rows: int = 8, owners: tuple[tuple[int, ...], ...] = ((0,),)
-) -> Manifest:
-    """Embedding, layers of a matrix, a bias and a norm, and a head; layers spread over owners."""
-    params = [ParamMeta("embed", "bfloat16", (rows, 6), owners[0])]
-    for layer in range(num_layers):
-        held = owners[layer * len(owners) // num_layers]
-        params += [
-            ParamMeta(f"layers.{layer}.w", "float32", (rows, 5), held),
-            ParamMeta(f"layers.{layer}.b", "float32", (rows,), held),
-            ParamMeta(f"layers.{layer}.norm", "bfloat16", (7,), held),
-        ]
-    params.append(ParamMeta("head", "bfloat16", (rows, 6), owners[-1]))
-    return Manifest.build(params)
-
-
-def placements(manifest: Manifest, worker: int) -> list[Placement]:
-    """Row shards of every matrix and of every bias; the rest whole."""
-    writes = []
-    for param in manifest.params:
-        shape, offset = param.shape, 0
-        if not param.name.endswith("norm"):
-            rows = shape[0] // NUM_WORKERS
-            offset = worker * rows * (param.numel // shape[0])
-            shape = (rows, *shape[1:])
-        stride = contiguous_stride(shape)
-        module, _, name = param.name.rpartition(".")
-        region = canonical(param.name, param.dtype, offset, shape, stride)
-        writes.append(Placement(region, module, name, 0, shape, stride, param.dtype, stride))
-    return writes
-
-
-def draw(manifest: Manifest, seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        p.name: torch.randn(p.shape, generator=generator).to(getattr(torch, p.dtype))
-        for p in manifest.params
-    }
-
-
-def expected(weights: dict[str, torch.Tensor], worker: int) -> dict[tuple[str, str], torch.Tensor]:
-    """What the worker must hold, computed without the plan."""
-    shards = {}
-    for name, tensor in weights.items():
-        module, _, param = name.rpartition(".")
-        whole = name.endswith("norm")
-        shards[module, param] = tensor if whole else tensor.chunk(NUM_WORKERS)[worker]
-    return shards
-
-
-def assert_exact(fleet: Fleet, weights: dict[str, torch.Tensor]) -> None:
-    for worker, sink in enumerate(fleet.sinks):
-        for place, tensor in expected(weights, worker).items():
-            found = sink.destinations[place]
-            assert torch.equal(found.view(torch.uint8), tensor.contiguous().view(torch.uint8)), (
-                place
-            )
 
 
 @contextmanager
 def fleet_of(make_wire: MakeWire, manifest: Manifest, job: JobSettings) -> Iterator[Fleet]:
-    sinks = [
-        Sink({place: torch.zeros_like(t) for place, t in expected(draw(manifest, 0), w).items()})
-        for w in range(NUM_WORKERS)
-    ]
-    writes = [placements(manifest, worker) for worker in range(NUM_WORKERS)]
     before = threading.active_count()
-    try:
-        with Fleet(make_wire, manifest, writes, sinks, settings=job) as fleet:
-            yield fleet
-    finally:
-        for sink in sinks:
-            sink.close()
+    with open_fleet(make_wire, manifest, job, [NUM_WORKERS]) as fleet:
+        yield fleet
     assert threading.active_count() <= before
 
 
@@ -116,7 +39,7 @@ def test_several_epochs_are_exact_each(make_wire: MakeWire) -> None:
         for seed in (1, 2, 3):
             weights = draw(manifest, seed)
             fleet.sync(weights)
-            assert_exact(fleet, weights)
+            expect_exact(fleet, weights)
             stats = fleet.consumers[0].wait(1.0)
             assert (stats.epoch, stats.bytes_pulled) == (seed, fleet.consumers[0].plan.bytes_pulled)
 
@@ -136,7 +59,7 @@ def test_reads_that_end_in_another_order_are_scattered_in_plan_order() -> None:
         fleet.sinks[0].before = lambda chunk: seen.append(chunk.index)
         weights = draw(manifest, 1)
         fleet.sync(weights)
-        assert_exact(fleet, weights)
+        expect_exact(fleet, weights)
         assert seen == list(range(len(fleet.consumers[0].plan.chunks)))
 
 
@@ -147,7 +70,7 @@ def test_two_pipeline_stages(make_wire: MakeWire) -> None:
         for seed in (1, 2):
             weights = draw(manifest, seed)
             fleet.sync(weights)
-            assert_exact(fleet, weights)
+            expect_exact(fleet, weights)
 
 
 @given(
@@ -175,7 +98,7 @@ def test_any_shape_of_job_is_exact(
         for seed in (1, 2):
             weights = draw(manifest, seed)
             fleet.sync(weights)
-            assert_exact(fleet, weights)
+            expect_exact(fleet, weights)
 
 
 def test_a_failed_install_aborts_and_the_next_epoch_heals(make_wire: MakeWire) -> None:
@@ -201,7 +124,7 @@ def test_a_failed_install_aborts_and_the_next_epoch_heals(make_wire: MakeWire) -
         fleet.sinks[0].before = None
         weights = draw(manifest, 2)
         fleet.sync(weights)
-        assert_exact(fleet, weights)
+        expect_exact(fleet, weights)
 
 
 def publish_quietly(fleet: Fleet, weights: dict[str, torch.Tensor]) -> None:
@@ -243,7 +166,7 @@ def test_the_comparison_fails_on_one_flipped_byte(make_wire: MakeWire) -> None:
         fleet.sync(weights)
         fleet.sinks[1].destinations["layers.1", "w"].view(torch.uint8).view(-1)[5] ^= 1
         with pytest.raises(AssertionError):
-            assert_exact(fleet, weights)
+            expect_exact(fleet, weights)
 
 
 def test_a_consumer_that_comes_back_takes_part_in_the_next_epoch(make_wire: MakeWire) -> None:
@@ -257,7 +180,7 @@ def test_a_consumer_that_comes_back_takes_part_in_the_next_epoch(make_wire: Make
             fleet.attach(worker)
         weights = draw(manifest, 2)
         fleet.sync(weights)
-        assert_exact(fleet, weights)
+        expect_exact(fleet, weights)
 
 
 def test_a_second_epoch_cannot_begin_while_one_is_open(make_wire: MakeWire) -> None:

@@ -1,58 +1,40 @@
 """Two sessions on one progress thread, and consumers whose attachment or epoch went wrong."""
 
+import secrets
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 
 import pytest
-import torch
 
-from rdt_plan import ConsumerId, Manifest, ParamMeta, Placement, build_plan, whole
+from rdt_plan import ConsumerId, Manifest, ParamMeta, build_plan
 from rdt_transport import consumer as consumer_module
 from rdt_transport.consumer import Consumer
 from rdt_transport.errors import SyncTimeoutError, WireError
 from rdt_transport.progress import ProgressThread
 from rdt_transport.rendezvous import JobSettings, RendezvousClient
-from rdt_transport.testing.fleet import Fleet, Sink
-from rdt_transport.wire.base import ReadDone, Wire
+from rdt_transport.testing.fleet import Fleet
+from rdt_transport.testing.sample_job import draw, expect_exact, open_fleet, shards
+from rdt_transport.testing.wire_pair import MakeWire
+from rdt_transport.wire.base import ReadDone
 from rdt_transport.wire.inprocess import InProcessFabric, InProcessWire
-from rdt_transport.wire.nixl import NixlWire
 
 WAIT_SECONDS = 20.0
-SHAPE = (4, 4)
-MANIFEST = Manifest.build([ParamMeta("w", "float32", SHAPE)])
-WRITES = [Placement(whole(MANIFEST.params[0]), "", "w", 0, SHAPE, (4, 1), "float32", (4, 1))]
 
-MakeWire = Callable[[str], Wire]
+MANIFEST = Manifest.build([ParamMeta("w", "float32", (4, 4))])
 
 
-@pytest.fixture(params=["inprocess", "nixl"])
-def make_wire(request: pytest.FixtureRequest) -> MakeWire:
-    if request.param == "nixl":
-        return NixlWire
-    fabric = InProcessFabric()
-    return lambda role: InProcessWire(fabric, role)
-
-
-@contextmanager
-def fleet_of(make_wire: MakeWire) -> Iterator[Fleet]:
-    sink = Sink({("", "w"): torch.zeros(SHAPE)})
-    job = JobSettings(num_producers=1, num_replicas=2)
-    try:
-        with Fleet(make_wire, MANIFEST, [WRITES], [sink], settings=job) as fleet:
-            yield fleet
-    finally:
-        sink.close()
+def fleet_of(make_wire: MakeWire) -> AbstractContextManager[Fleet]:
+    return open_fleet(make_wire, MANIFEST, JobSettings(num_producers=1, num_replicas=2), [1])
 
 
 def sync(fleet: Fleet) -> None:
-    weights = {"w": torch.randn(SHAPE)}
+    weights = draw(MANIFEST, secrets.randbits(32))
     fleet.sync(weights)
-    assert torch.equal(fleet.sinks[0].destinations["", "w"], weights["w"])
+    expect_exact(fleet, weights)
 
 
 def second(fleet: Fleet, progress: ProgressThread, client: RendezvousClient) -> Consumer:
-    plan = build_plan(MANIFEST, WRITES, ConsumerId(1, 0), num_workers=1)
+    plan = build_plan(MANIFEST, shards(MANIFEST, 0, 1), ConsumerId(1, 0), num_workers=1)
     return Consumer(progress, client, plan=plan, num_workers=1, on_chunk=lambda *_: None)
 
 
@@ -108,7 +90,7 @@ def test_a_wait_for_an_epoch_that_failed_ends_by_its_error(
         fleet = stack.enter_context(fleet_of(lambda role: Stuck(fabric, role)))
         consumer = fleet.consumers[0]
         fleet.begin()
-        fleet.publish(0, {"w": torch.randn(SHAPE)})
+        fleet.publish(0, draw(MANIFEST, 1))
         fleet.producers[0].finish(WAIT_SECONDS)  # it has been read, but nobody says so
         error = ValueError("the engine broke")
         consumer.fail(error)

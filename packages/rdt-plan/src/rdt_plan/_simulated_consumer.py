@@ -2,97 +2,157 @@
 
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
 
-from rdt_plan._simulated_world import SESSION, Identity, Step, World, address_of
+from rdt_plan._simulated_party import SimulatedParty
+from rdt_plan._simulated_rendezvous import SimulatedRendezvous
+from rdt_plan._simulated_world import SESSION, Identity, Live, Step, World
 from rdt_plan.consumer_epoch import ConsumerAction, ConsumerEpoch, PostRead, Scatter
 from rdt_plan.doorbell import Doorbell, Kind
-from rdt_plan.epoch import EpochState
+from rdt_plan.epoch import EpochState, Finished
 from rdt_plan.errors import ProtocolError
+from rdt_plan.identity import ConsumerId
 from rdt_plan.mailbox import Mailbox, Verdict
 from rdt_plan.plan import SyncPlan
 
 __all__ = ["SimulatedConsumer"]
 
+_OVER = (EpochState.FINISHED, EpochState.QUIESCED)
 
-class SimulatedConsumer:
-    """Performs the actions of one `ConsumerEpoch`, each some time later.
+
+class SimulatedConsumer(SimulatedParty):
+    """One incarnation: performs the actions of one `ConsumerEpoch` after another, each later.
 
     A receive slot is None from the posting of a READ until it lands, and a READ lands only what
     its serve slot held all the while. A scatter must find its chunk when it is enqueued and still
-    when it runs: whoever overwrites a slot early is seen there.
+    when it runs: whoever overwrites a slot early is seen there. One that is fenced, or whose epoch
+    was given up, may find anything; but it must never commit that.
     """
 
     def __init__(
-        self, world: World, plan: SyncPlan, *, num_stale_events: int, num_read_failures: int
+        self,
+        world: World,
+        rendezvous: SimulatedRendezvous,
+        plan: SyncPlan,
+        incarnation: int,
+        num_workers: int,
+        *,
+        num_stale_events: int,
     ) -> None:
-        self.world = world
+        super().__init__(world, rendezvous, f"consumer {plan.consumer}#{incarnation}")
         self.plan = plan
-        self.address = address_of(self.name)
-        self.epoch = ConsumerEpoch(plan.chunks, plan.num_slots)
-        self.mailbox = Mailbox(plan.num_slots)
-        self.dropped = False
-        self.scattered: list[int] = []
-        self._owner_of = {address_of(f"producer {owner}"): owner for owner in plan.owners}
+        self.epoch = ConsumerEpoch((), plan.num_slots)  # before the first: one that is over
+        self.epoch.begin()
+        self.is_ready = False
+        self.num_read_failures = 0  # to come
+        self._mailbox = Mailbox(plan.num_slots)
+        self._arenas: dict[int, int] = {}
+        self._told = False  # that it was dropped
+        self._failed: set[int] = set()
+        self._next: int | None = None  # an epoch to start when the last one is over
+        self._owner_of = {world.address(f"producer {owner}"): owner for owner in plan.owners}
         self._slots: list[Identity | None] = [None] * plan.num_slots
         self._reading: dict[int, Identity | None] = {}  # and what the serve slot held when posted
         self._landed: list[int] = []
         self._to_enqueue: deque[int] = deque()
-        self._last_handed_out = -1
         self._stream: deque[tuple[int, bool]] = deque()  # and whether the slot was right so far
         self._ran: list[int] = []
+        self._scattered: list[int] = []
         self._num_stale_events = num_stale_events
-        self._num_read_failures = num_read_failures
-
-    @property
-    def name(self) -> str:
-        return f"consumer {self.plan.consumer}"
+        world.receivers[self.name] = self
+        tables = [plan.table(owner) for owner in plan.owners]
+        self._tell(lambda: rendezvous.subscribe(plan.consumer, self, num_workers, tables))
 
     @property
     def is_over(self) -> bool:
-        return self.epoch.state in (EpochState.FINISHED, EpochState.QUIESCED)
+        return self.epoch.state in _OVER and self._next is None
+
+    @property
+    def is_fenced(self) -> bool:
+        return self.name in self.world.fenced
 
     @property
     def in_flight(self) -> bool:
         return bool(self._reading or self._landed or self._to_enqueue or self._stream or self._ran)
 
+    def waiting_for(self) -> str:
+        return self.epoch.waiting_for() if self.is_ready else "offers"
+
     def steps(self) -> list[Step]:
         """Everything that could happen here next."""
         steps: list[Step] = []
-        if self.epoch.state is EpochState.NEW:
-            steps.append(self._begin)
+        if not self.is_ready and len(self._arenas) == len(self.plan.owners):
+            steps.append(self._meet)
+        if self._next is not None and self.epoch.state in _OVER:
+            steps.append(self._start)
+        if self.epoch.state is EpochState.RUNNING and (self._told or self.number in self._failed):
+            steps.append(self._heed)
         for index in self._reading:
-            steps.append(lambda index=index: self._land(index))
-            if self._num_read_failures:
-                steps.append(lambda index=index: self._fail_read(index))
-        for index in self._landed:
-            steps.append(lambda index=index: self._observe_read(index))
+            steps.append(partial(self._land, index))
+            if self.num_read_failures:
+                steps.append(partial(self._fail_read, index))
+        steps += [partial(self._observe_read, index) for index in self._landed]
         if self._to_enqueue:
             steps.append(self._enqueue)
             if self.epoch.state is EpochState.ABORTING:
                 steps.append(self._give_back)
         if self._stream:
             steps.append(self._run)
-        for index in self._ran:
-            steps.append(lambda index=index: self._observe_scatter(index))
-        if self._num_stale_events and steps:
+        steps += [partial(self._observe_scatter, index) for index in self._ran]
+        if self._num_stale_events and steps and self.epoch.state is EpochState.RUNNING:
             steps.append(self._complete_wrongly)
         return steps
 
-    def deliver(self, doorbell: Doorbell) -> None:
-        if self.mailbox.accept(doorbell) is Verdict.DELIVER:
-            self._ring(doorbell)
+    # ---- what it hears -------------------------------------------------------------------------
+
+    def offered(self, rank: int, arena: int) -> None:
+        self._arenas[rank] = arena
+
+    def started(self, epoch: int, live: Live) -> None:
+        self._next = epoch
+
+    def granted(self, epoch: int) -> None:
+        pass
+
+    def dropped(self, who: ConsumerId, incarnation: str) -> None:
+        if incarnation == self.name:
+            self._told = True
+            self._next = None
+
+    def failed(self, epoch: int) -> None:
+        self._failed.add(epoch)
+
+    def deliver(self, sender: str, doorbell: Doorbell) -> None:
+        if self._mailbox.accept(doorbell) is Verdict.DELIVER:
+            self._ready(doorbell)
+
+    def _ready(self, doorbell: Doorbell) -> None:
+        self._perform(self.epoch.ready(self._owner_of[doorbell.sender], doorbell.seq))
+
+    # ---- what it does --------------------------------------------------------------------------
 
     def abort(self, reason: str) -> None:
-        self._perform(self.epoch.abort(reason))
+        """Its engine, or whatever else, went wrong."""
+        if self.epoch.state is EpochState.RUNNING:
+            self._perform(self.epoch.abort(reason))
+            self._tell_failure(reason)
 
-    def _begin(self) -> None:
-        early = self.mailbox.open(SESSION, 1)
+    def _meet(self) -> None:
+        self.is_ready = True
+        self._tell(lambda: self._rendezvous.ready(self.plan.consumer, self.name))
+
+    def _start(self) -> None:
+        assert self._next is not None
+        self.number, self._next = self._next, None
+        self._scattered = []
+        self.epoch = ConsumerEpoch(self.plan.chunks, self.plan.num_slots)
+        early = self._mailbox.open(SESSION, self.number)
         self._perform(self.epoch.begin())
         for doorbell in early:
-            self._ring(doorbell)
+            self._ready(doorbell)
 
-    def _ring(self, doorbell: Doorbell) -> None:
-        self._perform(self.epoch.ready(self._owner_of[doorbell.sender], doorbell.seq))
+    def _heed(self) -> None:
+        self._perform(self.epoch.abort("dropped" if self._told else "told"))
 
     def _perform(self, actions: Iterable[ConsumerAction]) -> None:
         for action in actions:
@@ -100,15 +160,19 @@ class SimulatedConsumer:
                 self._slots[self.plan.chunks[action.index].receive_slot] = None
                 self._reading[action.index] = self._served(action.index)
             elif isinstance(action, Scatter):
-                if action.index < self._last_handed_out:
-                    self.world.violations.append(
-                        f"{self.name}: chunk {self._last_handed_out} was handed out before chunk "
-                        f"{action.index}"
-                    )
-                self._last_handed_out = action.index
                 self._to_enqueue.append(action.index)
-            elif self.in_flight:
-                self.world.violations.append(f"{self.name}: {action} with something in flight")
+            else:
+                if self.in_flight:
+                    self._violate(f"{action} with something in flight")
+                if isinstance(action, Finished):
+                    self._finish()
+
+    def _finish(self) -> None:
+        expected = list(range(len(self.plan.chunks)))
+        if self._scattered != expected:
+            self._violate(f"finished with chunks {self._scattered} scattered of {len(expected)}")
+        who, number = self.plan.consumer, self.number
+        self._tell(lambda: self._rendezvous.commit(who, self.name, number))
 
     def _land(self, index: int) -> None:
         chunk = self.plan.chunks[index]
@@ -116,14 +180,16 @@ class SimulatedConsumer:
         self._slots[chunk.receive_slot] = now if now == posted else None
         self._landed.append(index)
         # The notification may overtake what the consumer itself sees of the READ.
-        self.world.send(
-            self.address, address_of(f"producer {chunk.owner}"), Kind.DONE, chunk.serve.seq
-        )
+        producer, seq = f"producer {chunk.owner}", chunk.serve.seq
+        self.world.ring(self.number, self.name, producer, Kind.DONE, seq)
 
     def _fail_read(self, index: int) -> None:
-        self._num_read_failures -= 1
+        self.num_read_failures -= 1
         del self._reading[index]
+        runs = self.epoch.state is EpochState.RUNNING
         self._perform(self.epoch.read_failed(index, "injected"))
+        if runs:
+            self._tell_failure("a READ failed")
 
     def _observe_read(self, index: int) -> None:
         self._landed.remove(index)
@@ -139,12 +205,11 @@ class SimulatedConsumer:
 
     def _run(self) -> None:
         index, was_right = self._stream.popleft()
-        if not (was_right and self._holds(index)) and not self.dropped:
+        may_be_wrong = self.is_fenced or self.number in self._rendezvous.failures
+        if not (was_right and self._holds(index)) and not may_be_wrong:
             slot = self.plan.chunks[index].receive_slot
-            self.world.violations.append(
-                f"{self.name}: the scatter of chunk {index} found {self._slots[slot]} in its slot"
-            )
-        self.scattered.append(index)
+            self._violate(f"the scatter of chunk {index} found {self._slots[slot]} in its slot")
+        self._scattered.append(index)
         self._ran.append(index)
 
     def _observe_scatter(self, index: int) -> None:
@@ -162,13 +227,15 @@ class SimulatedConsumer:
             self.epoch.scatter_completed(index)
         except ProtocolError:
             return
-        self.world.violations.append(f"{self.name}: it took a wrong completion of chunk {index}")
+        self._violate(f"it took a wrong completion of chunk {index}")
 
     def _served(self, index: int) -> Identity | None:
+        """What the chunk's serve slot holds now."""
         chunk = self.plan.chunks[index]
-        return self.world.serve.get((chunk.owner, self.plan.consumer, chunk.serve.serve_slot))
+        arena = self._arenas[chunk.owner]
+        return self.world.serve.get((chunk.owner, arena, chunk.serve.serve_slot))
 
     def _holds(self, index: int) -> bool:
         chunk = self.plan.chunks[index]
-        identity = (self.plan.consumer, chunk.owner, chunk.serve.seq)
+        identity = (self.number, self.plan.digest, chunk.owner, chunk.serve.seq)
         return self._slots[chunk.receive_slot] == identity

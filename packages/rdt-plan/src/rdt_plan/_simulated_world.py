@@ -1,54 +1,84 @@
 """What simulated parties share: memory that remembers who wrote it, and a network that delays."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from random import Random
+from typing import Protocol
 
 from rdt_plan.doorbell import ID_BYTES, Doorbell, Kind
 from rdt_plan.identity import ConsumerId
 
-__all__ = ["SESSION", "Identity", "Step", "World", "address_of"]
+__all__ = ["RENDEZVOUS", "SESSION", "Channel", "Identity", "Live", "Slot", "Step", "World"]
 
 SESSION = bytes(ID_BYTES)
-
-Identity = tuple[ConsumerId, int, int]
-"""What a slot holds: the chunk of a consumer, an owner and a seq."""
+RENDEZVOUS = "rendezvous"
 
 Step = Callable[[], None]
 
+Live = Mapping[ConsumerId, str]
+"""The consumers of an epoch, each with the name of its incarnation."""
 
-def address_of(party: str) -> bytes:
-    """The incarnation id of "consumer r0w1" or "producer 2"."""
-    return sha256(party.encode()).digest()[:ID_BYTES]
+Slot = tuple[int, int, int]
+"""A serve slot: rank, arena, and place in it."""
+
+Identity = tuple[int, str, int, int]
+"""What a slot holds: the chunk of an epoch, a ring, an owner and a seq."""
+
+Channel = tuple[str, str]
+"""Sender and receiver."""
+
+
+class _Receiver(Protocol):
+    def deliver(self, sender: str, doorbell: Doorbell) -> None: ...
 
 
 @dataclass
 class World:
-    """What one simulation's parties have in common.
+    """What one simulation's parties have in common; they are called by name.
 
     Attributes:
         rng: decides everything that is left open.
-        duplicate_rate: how likely a message arrives again, after those behind it.
-        serve: contents of each serve slot, by (rank, consumer, slot); None while it is written.
-        channels: messages under way, by (sender, receiver), in order.
+        duplicate_rate: how likely a doorbell arrives again, after those behind it.
+        serve: what each serve slot holds; None while it is written.
+        channels: what is under way, in order.
+        receivers: who takes doorbells.
+        fenced: names of consumers that were dropped, whether they have heard of it or not.
         violations: what went wrong.
     """
 
     rng: Random
     duplicate_rate: float
-    serve: dict[tuple[int, ConsumerId, int], Identity | None] = field(default_factory=dict)
-    channels: dict[tuple[bytes, bytes], deque[bytes]] = field(default_factory=dict)
+    serve: dict[Slot, Identity | None] = field(default_factory=dict)
+    channels: dict[Channel, deque[Step | bytes]] = field(default_factory=dict)
+    receivers: dict[str, _Receiver] = field(default_factory=dict)
+    fenced: set[str] = field(default_factory=set)
     violations: list[str] = field(default_factory=list)
 
-    def send(self, sender: bytes, receiver: bytes, kind: Kind, seq: int) -> None:
-        message = Doorbell(SESSION, 1, sender, receiver, kind, seq).encode()
+    @staticmethod
+    def address(name: str) -> bytes:
+        """The incarnation id in doorbells."""
+        return sha256(name.encode()).digest()[:ID_BYTES]
+
+    def ring(self, epoch: int, sender: str, receiver: str, kind: Kind, seq: int) -> None:
+        """Send a doorbell; those of one pair keep their order, but for repeats."""
+        ids = self.address(sender), self.address(receiver)
+        message = Doorbell(SESSION, epoch, *ids, kind, seq).encode()
         self.channels.setdefault((sender, receiver), deque()).append(message)
 
-    def receive(self, channel: tuple[bytes, bytes]) -> Doorbell:
-        """Take the next message of a channel; it may come again."""
-        message = self.channels[channel].popleft()
+    def tell(self, sender: str, receiver: str, what: Step) -> None:
+        """Send something over a connection of the rendezvous, which loses and repeats nothing."""
+        self.channels.setdefault((sender, receiver), deque()).append(what)
+
+    def pass_on(self, channel: Channel) -> None:
+        """Let the next message of a channel arrive."""
+        messages = self.channels[channel]
+        message = messages.popleft()
+        if not isinstance(message, bytes):
+            message()
+            return
         if self.rng.random() < self.duplicate_rate:
-            self.channels[channel].append(message)
-        return Doorbell.decode(message)
+            messages.append(message)
+        sender, receiver = channel
+        self.receivers[receiver].deliver(sender, Doorbell.decode(message))

@@ -13,16 +13,19 @@ from rdt_plan.epoch import EpochState, Finished, Quiesced
 from rdt_plan.errors import PeerProtocolError, PlanError, ProtocolError
 from rdt_plan.identity import ConsumerId
 from rdt_plan.table import ChunkTable
-from rdt_plan.transitions import SERVE_TRANSITIONS, ServeEvent, ServeState
+from rdt_plan.transitions import SERVE_TRANSITIONS, ServeEvent
 
 __all__ = ["Pack", "ProducerAction", "ProducerEpoch", "Ready", "Release"]
 
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Pack chunk ``seq`` of ``consumer`` into its serve slot, then report `pack_enqueued`."""
+    """Pack chunk ``seq`` into its serve slot of ``ring``, then report `pack_enqueued`.
 
-    consumer: ConsumerId
+    A ring is called by the plan digest of its readers.
+    """
+
+    ring: str
     seq: int
 
 
@@ -49,9 +52,11 @@ _MAX_NAMED = 4  # consumers that one text names
 class ProducerEpoch:
     """Decides one epoch of one producer.
 
-    Chunks are packed in seq order a consumer, each when its group is published and its serve slot
-    is free (DONE of the chunk that used it before). A group is released when every live consumer's
-    chunks of it are DONE and no pack of it is in flight; one that nobody reads, when published.
+    Consumers of one plan digest read one serve ring, each chunk of which is packed once. Chunks
+    are packed in seq order a ring, each when its group is published and its serve slot is free:
+    DONE from every live reader of the chunk that used it before. A group is released when every
+    live consumer's chunks of it are DONE and no pack of it is in flight; one that nobody reads,
+    when published.
 
     Args:
         tables: the chunk table of every live consumer.
@@ -59,7 +64,7 @@ class ProducerEpoch:
         lookahead: published groups that may be unreleased beyond the oldest one.
 
     An epoch without groups is FINISHED from the start. Raises `PlanError` when a table contradicts
-    ``groups`` or itself.
+    ``groups``, itself, or another one of its plan digest.
     """
 
     def __init__(
@@ -72,20 +77,20 @@ class ProducerEpoch:
         self._positions = {group: position for position, group in enumerate(self._groups)}
         if len(self._positions) != len(self._groups):
             raise PlanError(f"groups repeat: {self._groups}")
+        self._ring_of = {consumer: tables[consumer].plan_digest for consumer in sorted(tables)}
         self._streams = {
-            consumer: ServeStream(consumer, tables[consumer].chunks) for consumer in sorted(tables)
+            ring: ServeStream({c: tables[c] for c, its in self._ring_of.items() if its == ring})
+            for ring in dict.fromkeys(self._ring_of.values())
         }
         # What holds a group: chunks that a live consumer has not read, and packs in flight.
-        self._holders: dict[int, set[tuple[ConsumerId, int]]] = {
-            group: set() for group in self._groups
-        }
-        for consumer, stream in self._streams.items():
+        self._holders: dict[int, set[tuple[str, int]]] = {group: set() for group in self._groups}
+        for ring, stream in self._streams.items():
             stream.check_schedule(self._positions)
             for chunk in stream.chunks:
-                self._holders[chunk.group].add((consumer, chunk.seq))
+                self._holders[chunk.group].add((ring, chunk.seq))
         self._num_published = 0
         self._unreleased: list[int] = []
-        self._packs: set[tuple[ConsumerId, int]] = set()
+        self._packs: set[tuple[str, int]] = set()
         self._reason = ""
         self._state = EpochState.RUNNING if self._groups else EpochState.FINISHED
 
@@ -116,71 +121,72 @@ class ProducerEpoch:
         self._num_published += 1
         self._unreleased.append(group)
         actions: list[ProducerAction] = []
-        for consumer in self._streams:
-            actions += self._advance(consumer)
+        for ring in self._streams:
+            actions += self._advance(ring)
         return actions + self._release()
 
-    def pack_enqueued(self, consumer: ConsumerId, seq: int) -> list[ProducerAction]:
+    def pack_enqueued(self, ring: str, seq: int) -> list[ProducerAction]:
         """The copies of this pack are enqueued, its event recorded after."""
-        self._move(consumer, seq, ServeEvent.PACK_ENQUEUED)
+        self._move(ring, seq, ServeEvent.PACK_ENQUEUED)
         return []
 
-    def packed(self, consumer: ConsumerId, seq: int) -> list[ProducerAction]:
+    def packed(self, ring: str, seq: int) -> list[ProducerAction]:
         """The event recorded after this pack has completed: its serve slot is readable.
 
-        Expected of a dropped consumer's packs as well: until then they read the group's tensors.
+        Expected of the packs of a ring without live readers as well: until then they read the
+        group's tensors.
         """
-        self._move(consumer, seq, ServeEvent.PACKED)
-        return self._pack_ended(consumer, seq, [Ready(consumer, seq)])
+        self._move(ring, seq, ServeEvent.PACKED)
+        return self._pack_ended(ring, seq)
 
-    def pack_failed(self, consumer: ConsumerId, seq: int, reason: str) -> list[ProducerAction]:
+    def pack_failed(self, ring: str, seq: int, reason: str) -> list[ProducerAction]:
         """Nothing reads or writes for this pack any more, but its serve slot is not readable.
 
         Also how a driver gives a pack back that it will not make because of an abort or a drop.
-        The epoch is aborted unless the consumer was dropped.
+        The epoch is aborted unless the ring has no live reader.
         """
-        self._move(consumer, seq, ServeEvent.PACK_FAILED)
-        if self._state is EpochState.RUNNING and self._streams[consumer].live:
-            self._packs.discard((consumer, seq))
-            name = self._name(consumer, seq)
-            return self.abort(f"consumer {consumer}: pack of {name} failed: {reason}")
-        return self._pack_ended(consumer, seq, [])
+        self._move(ring, seq, ServeEvent.PACK_FAILED)
+        stream = self._streams[ring]
+        if self._state is EpochState.RUNNING and stream.readers:
+            self._packs.discard((ring, seq))
+            return self.abort(f"{stream.name}: pack of {self._name(ring, seq)} failed: {reason}")
+        return self._pack_ended(ring, seq)
 
     def done(self, consumer: ConsumerId, seq: int) -> list[ProducerAction]:
         """``consumer`` has read chunk ``seq``. A repeat is harmless, as is a dropped consumer's.
 
         Raises `PeerProtocolError` for a chunk that is not in its table or was not announced.
         """
-        stream = self._streams.get(consumer)
-        if stream is None or not 0 <= seq < len(stream.chunks):
+        ring = self._ring_of.get(consumer)
+        if ring is None or not 0 <= seq < len(self._streams[ring].chunks):
             raise PeerProtocolError(f"consumer {consumer}: DONE of seq {seq}, which is not planned")
-        state = stream.states[seq]
-        if self._state is not EpochState.RUNNING or not stream.live or state is ServeState.READ:
+        stream = self._streams[ring]
+        if self._state is not EpochState.RUNNING or not stream.owes(consumer, seq):
             return []
-        if (state, ServeEvent.DONE) not in SERVE_TRANSITIONS:
+        if (stream.states[seq], ServeEvent.DONE) not in SERVE_TRANSITIONS:
             raise PeerProtocolError(
-                f"consumer {consumer}: DONE of {self._name(consumer, seq)} before its READY"
+                f"consumer {consumer}: DONE of {self._name(ring, seq)} before its READY"
             )
-        self._move(consumer, seq, ServeEvent.DONE)
-        self._holders[stream.chunks[seq].group].discard((consumer, seq))
-        return self._advance(consumer) + self._release()
+        return self._read(ring, [seq]) if stream.read(consumer, seq) else []
 
     def drop(self, consumer: ConsumerId, reason: str) -> list[ProducerAction]:
         """Go on without ``consumer``: nothing is emitted for it any more. Idempotent.
 
-        Its serve slots are free at once. Packs for it that are in flight still hold their groups,
-        since they read the tensors.
+        Nobody waits for its DONEs, so slots and groups may be free at once. Packs in flight of a
+        ring without live readers still hold their groups, since they read the tensors.
         """
-        stream = self._streams.get(consumer)
-        if stream is None:
+        ring = self._ring_of.get(consumer)
+        if ring is None:
             raise ProtocolError(f"drop of consumer {consumer} ({reason}): it takes no part")
-        if not stream.live:
+        stream = self._streams[ring]
+        if consumer not in stream.readers:
             return []
-        stream.live = False
-        for seq, chunk in enumerate(stream.chunks):
-            if (consumer, seq) not in self._packs:
-                self._holders[chunk.group].discard((consumer, seq))
-        return self._release() if self._state is EpochState.RUNNING else []
+        read = stream.leave(consumer)
+        if not stream.readers:
+            for seq, chunk in enumerate(stream.chunks):
+                if (ring, seq) not in self._packs:
+                    self._holders[chunk.group].discard((ring, seq))
+        return self._read(ring, read) if self._state is EpochState.RUNNING else []
 
     def abort(self, reason: str) -> list[ProducerAction]:
         """Start nothing new; `Quiesced` comes once no pack is in flight, and frees every group.
@@ -203,44 +209,51 @@ class ProducerEpoch:
             held = self._packs
         else:
             return "nothing"
-        # A consumer's first chunk is what holds up its later ones.
-        first = dict(sorted(held, reverse=True))
-        waits = [
-            f"consumer {consumer}: {self._streams[consumer].states[seq].value}".format(
-                self._name(consumer, seq)
-            )
-            for consumer, seq in sorted(first.items())
-        ]
-        more = [f"and {len(waits) - _MAX_NAMED} more consumers"] if waits[_MAX_NAMED:] else []
-        return "; ".join(waits[:_MAX_NAMED] + more)
+        waits: dict[str, str] = {}
+        for ring, seq in sorted(held):  # a consumer's first chunk is what holds up its later ones
+            stream = self._streams[ring]
+            what = stream.states[seq].value.format(self._name(ring, seq))
+            for consumer in stream.waits_for(seq):
+                waits.setdefault(f"consumer {consumer}", what)
+            if not stream.readers:
+                waits.setdefault(stream.name, what)
+        texts = [f"{who}: {what}" for who, what in sorted(waits.items())]
+        more = [f"and {len(texts) - _MAX_NAMED} more consumers"] if texts[_MAX_NAMED:] else []
+        return "; ".join(texts[:_MAX_NAMED] + more)
 
-    def _advance(self, consumer: ConsumerId) -> list[ProducerAction]:
-        """Start every pack of one consumer that may start, in seq order."""
-        stream = self._streams[consumer]
+    def _advance(self, ring: str) -> list[ProducerAction]:
+        """Start every pack of one ring that may start, in seq order."""
+        stream = self._streams[ring]
         actions: list[ProducerAction] = []
-        while stream.live and stream.next_seq < len(stream.chunks):
+        while stream.readers and stream.next_seq < len(stream.chunks):
             seq = stream.next_seq
             if self._positions[stream.chunks[seq].group] >= self._num_published:
                 break
             if not stream.has_free_slot(seq):
                 break
-            self._move(consumer, seq, ServeEvent.STARTED)
+            self._move(ring, seq, ServeEvent.STARTED)
             stream.next_seq += 1
-            self._packs.add((consumer, seq))
-            actions.append(Pack(consumer, seq))
+            self._packs.add((ring, seq))
+            actions.append(Pack(ring, seq))
         return actions
 
-    def _pack_ended(
-        self, consumer: ConsumerId, seq: int, actions: list[ProducerAction]
-    ) -> list[ProducerAction]:
-        self._packs.discard((consumer, seq))
+    def _pack_ended(self, ring: str, seq: int) -> list[ProducerAction]:
+        self._packs.discard((ring, seq))
         if self._state is EpochState.ABORTING:
             return self._quiesce()
-        stream = self._streams[consumer]
-        if stream.live:
-            return actions
-        self._holders[stream.chunks[seq].group].discard((consumer, seq))
+        stream = self._streams[ring]
+        if stream.readers:
+            return [Ready(reader, seq) for reader in stream.readers]
+        self._holders[stream.chunks[seq].group].discard((ring, seq))
         return self._release()
+
+    def _read(self, ring: str, seqs: Sequence[int]) -> list[ProducerAction]:
+        """No live reader has yet to read these chunks."""
+        stream = self._streams[ring]
+        for seq in seqs:
+            self._move(ring, seq, ServeEvent.DONE)
+            self._holders[stream.chunks[seq].group].discard((ring, seq))
+        return self._advance(ring) + self._release()
 
     def _release(self) -> list[ProducerAction]:
         """Release every published group that nothing holds; notice the end."""
@@ -259,19 +272,17 @@ class ProducerEpoch:
         self._state = EpochState.QUIESCED
         return [Quiesced(self._reason)]
 
-    def _move(self, consumer: ConsumerId, seq: int, event: ServeEvent) -> None:
-        stream = self._streams.get(consumer)
+    def _move(self, ring: str, seq: int, event: ServeEvent) -> None:
+        stream = self._streams.get(ring)
         if stream is None or not 0 <= seq < len(stream.chunks):
-            raise ProtocolError(
-                f"consumer {consumer}: {event.value} of seq {seq}, which is not planned"
-            )
+            raise ProtocolError(f"ring {ring}: {event.value} of seq {seq}, which is not planned")
         if (stream.states[seq], event) not in SERVE_TRANSITIONS:
             raise ProtocolError(
-                f"consumer {consumer}: {event.value} of {self._name(consumer, seq)}, "
+                f"{stream.name}: {event.value} of {self._name(ring, seq)}, "
                 f"which is {stream.states[seq].name}, in an epoch that is {self._state.value}"
             )
         stream.states[seq] = SERVE_TRANSITIONS[stream.states[seq], event]
 
-    def _name(self, consumer: ConsumerId, seq: int) -> str:
-        chunk = self._streams[consumer].chunks[seq]
+    def _name(self, ring: str, seq: int) -> str:
+        chunk = self._streams[ring].chunks[seq]
         return f"seq {seq} (group {chunk.group}, {chunk.tensors})"

@@ -2,11 +2,14 @@
 
 Every party's next step, every message under way and every injected fault is one option; the
 scheduler picks among them, with weights that make some parties and channels much slower than
-others. Messages between one pair keep their order, as a wire keeps it, but for duplicates.
+others. Messages between one pair keep their order, as a wire keeps it, but for duplicates; what
+the rendezvous tells one party keeps its order, and may be overtaken by doorbells.
 
 It finds: waits that nobody can end, slots that were reused early (a scatter finds the wrong chunk
-in its slot), lost chunks, groups that are resident beyond the lookahead or never released, an end
-that is announced with something in flight, and any event that a role refuses.
+in its slot), lost chunks, chunks out of order, groups that are resident beyond the lookahead, read
+after their release or never released, an end that is announced with something in flight, a commit
+by a fenced incarnation, an epoch that a live consumer neither committed nor was told the failure
+of, and any event that a role refuses.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,15 +19,18 @@ from random import Random
 
 from rdt_plan._simulated_consumer import SimulatedConsumer
 from rdt_plan._simulated_producer import SimulatedProducer
+from rdt_plan._simulated_rendezvous import SimulatedRendezvous
 from rdt_plan._simulated_world import Step, World
 from rdt_plan.epoch import EpochState
 from rdt_plan.errors import RdtPlanError
 from rdt_plan.identity import ConsumerId
 from rdt_plan.plan import SyncPlan
 
-__all__ = ["Faults", "Report", "simulate"]
+__all__ = ["Faults", "Report", "SimulatedRendezvous", "simulate"]
 
 _WEIGHTS = (1, 10, 100)
+_STEPS_OF_A_CHUNK = 20  # at both ends together, with its messages: 11 when nothing goes wrong
+_STEPS_OF_A_PARTY = 30  # in each epoch, with its gathers' shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +38,20 @@ class Faults:
     """What goes wrong in a simulation, at random moments.
 
     Attributes:
-        drops: consumers that are dropped.
-        num_aborts: times that some party aborts; it tells the others, who learn of it later.
-        num_read_failures: READs that fail, at most, at each consumer.
+        drops: replicas that are dropped, each time they are named.
+        rejoin: whether the workers of a dropped replica subscribe again, as new incarnations.
+        num_aborts: times that some party gives up (an engine, or a source, that raised).
+        num_read_failures: times that some consumer's next READ may fail.
+        num_pack_failures: times that some producer's next pack may fail.
         num_stale_events: scatters that each consumer's driver wrongly reports as completed.
-        duplicate_rate: how likely a message comes again, below 1.
+        duplicate_rate: how likely a doorbell comes again, below 1.
     """
 
-    drops: tuple[ConsumerId, ...] = ()
+    drops: tuple[int, ...] = ()
+    rejoin: bool = False
     num_aborts: int = 0
     num_read_failures: int = 0
+    num_pack_failures: int = 0
     num_stale_events: int = 0
     duplicate_rate: float = 0.0
 
@@ -53,16 +63,22 @@ class Report:
     Attributes:
         num_steps: steps taken.
         violations: what went wrong, as text; it stops at the first step that goes wrong.
-        consumers: the state each consumer ended in.
+        consumers: the state that each consumer's last incarnation ended in.
         producers: the state each producer ended in, by rank.
+        commits: who committed, by epoch.
+        failures: the epochs that were given up, and why.
         max_resident: most groups that were resident on one rank at a time.
+        num_packs: packs that were started.
     """
 
     num_steps: int
     violations: tuple[str, ...]
     consumers: Mapping[ConsumerId, EpochState]
     producers: Mapping[int, EpochState]
+    commits: Mapping[int, frozenset[ConsumerId]]
+    failures: Mapping[int, str]
     max_resident: int
+    num_packs: int
 
 
 def simulate(
@@ -71,22 +87,28 @@ def simulate(
     *,
     lookahead: int,
     seed: int,
+    num_epochs: int = 1,
     faults: Faults | None = None,
-    max_steps: int = 100_000,
+    max_steps: int | None = None,
+    rendezvous: type[SimulatedRendezvous] | None = None,
 ) -> Report:
-    """Run one epoch of the whole fleet.
+    """Run the whole fleet through ``num_epochs`` epochs, those that are given up included.
 
     Args:
-        plans: one a consumer.
+        plans: one a consumer, all workers of every replica. Equal plans share their rings.
         groups: by rank, the gather groups it gathers, in the order in which it does.
         lookahead: published groups that may be unreleased beyond the oldest one.
         seed: of the scheduler; equal seeds give equal runs.
+        num_epochs: epochs that every producer begins.
         faults: what goes wrong.
-        max_steps: a longer run is a violation.
+        max_steps: a longer run is a violation; None: a bound that grows with the plans only.
+        rendezvous: another one than `SimulatedRendezvous`.
 
     Raises `PlanError` when the plans do not fit the groups.
     """
-    return _Simulation(plans, groups, lookahead, seed, faults or Faults()).run(max_steps)
+    meeting = SimulatedRendezvous if rendezvous is None else rendezvous
+    fleet = _Simulation(plans, groups, lookahead, seed, num_epochs, faults or Faults(), meeting)
+    return fleet.run(fleet.bound() if max_steps is None else max_steps)
 
 
 class _Simulation:
@@ -96,47 +118,56 @@ class _Simulation:
         groups: Mapping[int, Sequence[int]],
         lookahead: int,
         seed: int,
+        num_epochs: int,
         faults: Faults,
+        rendezvous: type[SimulatedRendezvous],
     ) -> None:
         self.rng = Random(seed)
+        self.faults = faults
+        self.plans = plans
+        self.num_epochs = num_epochs
         self.world = World(self.rng, faults.duplicate_rate)
-        self.consumers = [
-            SimulatedConsumer(
-                self.world,
-                plan,
-                num_stale_events=faults.num_stale_events,
-                num_read_failures=faults.num_read_failures,
-            )
-            for plan in plans
-        ]
-        addresses = {consumer.plan.consumer: consumer.address for consumer in self.consumers}
+        self.rendezvous = rendezvous(self.world, needs_consumers=bool(plans))
         self.producers = [
             SimulatedProducer(
                 self.world,
+                self.rendezvous,
                 rank,
-                {plan.consumer: plan.table(rank) for plan in plans if rank in plan.owners},
-                addresses,
                 groups[rank],
                 lookahead,
+                num_epochs=num_epochs,
+                num_slots=max((plan.num_slots for plan in plans), default=1),
             )
             for rank in sorted(groups)
         ]
-        self.parties = [*self.consumers, *self.producers]
-        self.party_of = {party.address: party for party in self.parties}
+        self.rendezvous.producers.update({each.rank: each for each in self.producers})
+        self.consumers: list[SimulatedConsumer] = []
+        self._join({plan.consumer.replica for plan in plans})
         self.ranks_of = {
             group: [producer for producer in self.producers if group in producer.groups]
             for each in groups.values()
             for group in each
         }
-        self.notices: list[Step] = []  # news on its way to one party
-        self.told = False  # of an abort
-        horizon = 10 * sum(len(plan.chunks) for plan in plans) + 10
-        strikes = [partial(self._drop, consumer) for consumer in faults.drops]
+        horizon = 11 * num_epochs * sum(len(plan.chunks) for plan in plans) + 10
+        strikes = [partial(self._drop, replica) for replica in faults.drops]
         strikes += [self._abort] * faults.num_aborts
+        strikes += [self._fail_read] * faults.num_read_failures
+        strikes += [self._fail_pack] * faults.num_pack_failures
         self.strikes = sorted(
             ((self.rng.randrange(horizon), strike) for strike in strikes), key=lambda each: each[0]
         )
         self.weights: dict[object, int] = {}
+        self.patient = self.rng.random() < 0.5  # the trainer lets everybody join first
+
+    def bound(self) -> int:
+        """Steps within which a run must be over: a few times what any run needs."""
+        num_joins = 1 + len(self.faults.drops)
+        num_chunks = sum(len(plan.chunks) for plan in self.plans)
+        num_gathers = sum(len(producer.groups) for producer in self.producers)
+        num_parties = len(self.plans) * num_joins + len(self.producers) + 1
+        each = _STEPS_OF_A_CHUNK * num_chunks + 4 * num_gathers + _STEPS_OF_A_PARTY * num_parties
+        wrong = self.faults.num_stale_events * len(self.plans) * num_joins
+        return round((self.num_epochs * each + wrong) / (1 - self.faults.duplicate_rate)) + 100
 
     def run(self, max_steps: int) -> Report:
         num_steps = 0
@@ -155,7 +186,6 @@ class _Simulation:
                 step()
             except RdtPlanError as error:
                 self.world.violations.append(f"{type(error).__name__}: {error}")
-            self._spread_abort()
         if not self.world.violations:
             self._check_end()
         return Report(
@@ -163,73 +193,96 @@ class _Simulation:
             violations=tuple(self.world.violations),
             consumers={each.plan.consumer: each.epoch.state for each in self.consumers},
             producers={each.rank: each.epoch.state for each in self.producers},
+            commits={epoch: frozenset(who) for epoch, who in self.rendezvous.commits.items()},
+            failures=dict(self.rendezvous.failures),
             max_resident=max((each.max_resident for each in self.producers), default=0),
+            num_packs=sum(each.num_packs for each in self.producers),
         )
 
     def _options(self, num_steps: int) -> list[tuple[object, Step]]:
         options: list[tuple[object, Step]] = []
         for consumer in self.consumers:
-            options += [(consumer.address, step) for step in consumer.steps()]
+            options += [(consumer.name, step) for step in consumer.steps()]
+        may_ask = not self.patient or bool(self.rendezvous.records) or self._all_are_ready()
         for producer in self.producers:
-            options += [(producer.address, step) for step in producer.steps(self.ranks_of)]
+            steps = producer.steps(self.ranks_of, may_ask=may_ask)
+            options += [(producer.name, step) for step in steps]
         for channel, messages in self.world.channels.items():
             if messages:
-                options.append((channel, partial(self._deliver, channel)))
-        options += [(notice, partial(self._notify, notice)) for notice in self.notices]
+                options.append((channel, partial(self.world.pass_on, channel)))
         if self.strikes and (num_steps >= self.strikes[0][0] or not options):
             return [("strike", self._strike)]
         return options
+
+    def _all_are_ready(self) -> bool:
+        return all(each.is_ready or each.is_fenced for each in self.consumers)
 
     def _weight(self, key: object) -> int:
         if key not in self.weights:
             self.weights[key] = self.rng.choice(_WEIGHTS)
         return self.weights[key]
 
-    def _deliver(self, channel: tuple[bytes, bytes]) -> None:
-        doorbell = self.world.receive(channel)
-        self.party_of[doorbell.receiver].deliver(doorbell)
-
-    def _notify(self, notice: Step) -> None:
-        self.notices.remove(notice)
-        notice()
-
     def _strike(self) -> None:
         _, strike = self.strikes.pop(0)
         strike()
 
-    def _drop(self, consumer: ConsumerId) -> None:
-        """Every producer that serves it, and the consumer itself, learn of it in their time."""
-        [dropped] = [each for each in self.consumers if each.plan.consumer == consumer]
-        dropped.dropped = True
-        self.notices.append(partial(dropped.abort, "dropped"))
-        for producer in self.producers:
-            if producer.rank in dropped.plan.owners:
-                self.notices.append(partial(producer.drop, consumer))
+    def _join(self, replicas: set[int]) -> None:
+        """A new incarnation of every worker of these replicas."""
+        for plan in self.plans:
+            if plan.consumer.replica in replicas:
+                mates = [p for p in self.plans if p.consumer.replica == plan.consumer.replica]
+                before = [each for each in self.consumers if each.plan is plan]
+                consumer = SimulatedConsumer(
+                    self.world,
+                    self.rendezvous,
+                    plan,
+                    len(before),
+                    len(mates),
+                    num_stale_events=self.faults.num_stale_events,
+                )
+                self.consumers.append(consumer)
+
+    def _drop(self, replica: int) -> None:
+        """The rendezvous fences it at once; everybody hears of it in their time."""
+        for consumer in self.consumers:
+            if consumer.plan.consumer.replica == replica:
+                self.world.fenced.add(consumer.name)
+        self.rendezvous.drop(replica)
+        if self.faults.rejoin:
+            self._join({replica})
+
+    def _live(self) -> list[SimulatedConsumer]:
+        return [each for each in self.consumers if not each.is_fenced]
 
     def _abort(self) -> None:
-        self.rng.choice(self.parties).abort("injected")
+        self.rng.choice([*self._live(), *self.producers]).abort("injected")
 
-    def _spread_abort(self) -> None:
-        aborted = [
-            party
-            for party in self.parties
-            if party.epoch.state in (EpochState.ABORTING, EpochState.QUIESCED)
-            and not (isinstance(party, SimulatedConsumer) and party.dropped)
-        ]
-        if aborted and not self.told:
-            self.told = True
-            self.notices += [partial(p.abort, "told") for p in self.parties if p not in aborted]
+    def _fail_read(self) -> None:
+        for consumer in self.rng.sample(self._live(), min(1, len(self._live()))):
+            consumer.num_read_failures += 1
+
+    def _fail_pack(self) -> None:
+        self.rng.choice(self.producers).num_pack_failures += 1
 
     def _check_end(self) -> None:
-        stuck = [party for party in self.parties if not party.is_over]
+        nobody_comes = bool(self.plans) and all(each.is_fenced for each in self.consumers)
+        stuck = [
+            producer
+            for producer in self.producers
+            if not producer.is_over or (producer.waits_to_begin and not nobody_comes)
+        ]
+        stuck += [
+            each
+            for each in self.consumers
+            if not each.is_over or not (each.is_ready or each.is_fenced)
+        ]
         if stuck:
-            waits = "; ".join(f"{each.name} waits for {each.epoch.waiting_for()}" for each in stuck)
+            waits = "; ".join(f"{each.name} waits for {each.waiting_for()}" for each in stuck)
             self.world.violations.append(f"nothing can happen any more: {waits}")
-        for consumer in self.consumers:
-            chunks = list(range(len(consumer.plan.chunks)))
-            finished = consumer.epoch.state is EpochState.FINISHED
-            if finished and sorted(consumer.scattered) != chunks:
-                self.world.violations.append(
-                    f"{consumer.name}: finished with chunks {sorted(consumer.scattered)} scattered "
-                    f"of {len(chunks)}"
-                )
+        for epoch, live in self.rendezvous.records.items():
+            missing = [
+                name for who, name in live.items() if who not in self.rendezvous.commits[epoch]
+            ]
+            missing = [name for name in missing if name not in self.world.fenced]
+            if missing and epoch not in self.rendezvous.failures:
+                self.world.violations.append(f"epoch {epoch} was never committed by {missing}")

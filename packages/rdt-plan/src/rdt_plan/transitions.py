@@ -91,4 +91,4 @@ SERVE_TRANSITIONS = {
     (ServeState.PACK_ENQUEUED, ServeEvent.PACK_FAILED): ServeState.LOST,
     (ServeState.ANNOUNCED, ServeEvent.DONE): ServeState.READ,
 }
-"""Moves of a chunk. A repeated DONE is harmless: it changes nothing."""
+"""Moves of a chunk. DONE is that of its last live reader; a repeat changes nothing."""

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 import torch
 
 from rdt_plan import (
-    ConsumerId,
     Doorbell,
     EpochRecord,
     Kind,
@@ -26,7 +25,7 @@ from rdt_plan import (
 from rdt_transport.errors import SyncAbortedError, SyncTimeoutError
 from rdt_transport.events import check_has_events
 from rdt_transport.failures import Failures
-from rdt_transport.pack import check_source
+from rdt_transport.pack import check_held
 from rdt_transport.progress import ProgressThread
 from rdt_transport.rendezvous import (
     ConsumerDropped,
@@ -36,7 +35,8 @@ from rdt_transport.rendezvous import (
     RendezvousEvent,
     Subscribed,
 )
-from rdt_transport.serve_rings import Served, ServeRings
+from rdt_transport.serve_ring import Served
+from rdt_transport.serve_rings import ServeRings
 from rdt_transport.serving import Serving
 from rdt_transport.serving_thread import ServingThread
 from rdt_transport.wire.base import ReadDone, ReadFailed, Wire
@@ -88,6 +88,7 @@ class Producer:
             rank=rank,
             incarnation=self.incarnation,
             manifest=manifest,
+            num_slots=settings.num_slots,
             device=device,
             gone=self._gone,
         )
@@ -136,9 +137,9 @@ class Producer:
 
         self._progress.submit(open_mailbox, self)
         # What the rendezvous told between its answer to `begin` and this call.
-        for consumer, incarnation in record.live:
-            if (reason := self._gone.get(bytes.fromhex(incarnation))) is not None:
-                self._drop(consumer, reason)
+        for _, incarnation in record.live:
+            if (reason := self._gone.get(gone := bytes.fromhex(incarnation))) is not None:
+                self._drop(gone, reason)
         self._heed_failures()
 
     def _serve(self, record: EpochRecord) -> Serving:
@@ -175,7 +176,7 @@ class Producer:
     def publish(
         self, group: int, tensors: Mapping[str, torch.Tensor], timeout_seconds: float
     ) -> None:
-        """Serve group ``group``: its owned names, whole. Groups follow ``self.groups``.
+        """Serve group ``group``: what this rank holds of each name. Groups follow ``self.groups``.
 
         The tensors are read until the group is released, and must not change before `finish`
         returns. Blocks for credit. Raises `SliceError` for a tensor that is not as the manifest
@@ -183,7 +184,7 @@ class Producer:
         """
         serving = self._open_epoch()
         sources = {
-            name: check_source(self._manifest.param(name), tensor)
+            name: check_held(self._manifest.param(name), self.rank, tensor)
             for name, tensor in tensors.items()
         }
         serving.wait_for_credit(timeout_seconds)
@@ -224,10 +225,10 @@ class Producer:
         match event:
             case Subscribed(subscription):
                 self._thread.run_when_quiet(lambda: self._admit(subscription))
-            case ConsumerDropped(consumer, incarnation, reason):
-                self._lose(consumer, incarnation, reason)
-            case ConsumerLeft(consumer, incarnation):
-                self._lose(consumer, incarnation, "it left")
+            case ConsumerDropped(_, incarnation, reason):
+                self._lose(bytes.fromhex(incarnation), reason)
+            case ConsumerLeft(_, incarnation):
+                self._lose(bytes.fromhex(incarnation), "it left")
             case _:
                 pass
 
@@ -246,15 +247,14 @@ class Producer:
             if (error := self._failures.of(serving.record.epoch)) is not None:
                 self.fail(error)
 
-    def _lose(self, consumer: ConsumerId, incarnation: str, reason: str) -> None:
-        gone = bytes.fromhex(incarnation)
+    def _lose(self, gone: bytes, reason: str) -> None:
         self._gone[gone] = reason
-        self._drop(consumer, reason)
+        self._drop(gone, reason)
         self._thread.run_when_quiet(lambda: self._rings.dismiss(gone))
 
-    def _drop(self, consumer: ConsumerId, reason: str) -> None:
+    def _drop(self, gone: bytes, reason: str) -> None:
         if (serving := self._serving) is not None:
-            self._progress.submit(lambda wire: serving.drop(wire, consumer, reason), self)
+            self._progress.submit(lambda wire: serving.drop(wire, gone, reason), self)
 
     def _unreachable(self, served: Served, reason: str) -> None:
         _logger.warning("%s: %s", served.consumer, reason)

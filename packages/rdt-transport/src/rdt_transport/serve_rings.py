@@ -1,29 +1,30 @@
-"""What a producer keeps per consumer: its serve ring, its chunk table, and the offer it made."""
+"""Whom a producer serves, from which ring, and how a consumer is admitted to one."""
 
 import logging
 import time
-from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container
+from dataclasses import dataclass
 
 import torch
 
 from rdt_plan import (
     ChunkTable,
-    ConsumerId,
     Manifest,
     Offer,
+    PlanError,
     SlotRegion,
     Subscription,
+    check_sharing,
     check_table,
 )
-from rdt_transport.errors import SyncAbortedError, WireTimeoutError
+from rdt_transport.errors import WireTimeoutError
 from rdt_transport.memory import Arena
-from rdt_transport.pack import PackList
 from rdt_transport.progress import ProgressThread
 from rdt_transport.rendezvous import RendezvousClient
+from rdt_transport.serve_ring import Served, ServeRing
 from rdt_transport.wire.base import PeerAddress
 
-__all__ = ["ServeRings", "Served"]
+__all__ = ["ServeRings"]
 
 _logger = logging.getLogger(__name__)
 
@@ -32,44 +33,24 @@ SLICE_SECONDS = 0.05  # how long the progress thread waits for a newcomer at a t
 
 
 @dataclass(slots=True)
-class Served:
-    """One consumer incarnation, as this producer serves it."""
-
-    consumer: ConsumerId
-    incarnation: bytes
-    wire_name: str
-    table: ChunkTable
-    ring: Arena
-    packs: dict[int, PackList] = field(default_factory=dict)
-
-    def pack(self, seq: int, sources: Mapping[str, torch.Tensor]) -> None:
-        """Fill chunk ``seq``'s serve slot from full, contiguous ``sources``."""
-        chunk = self.table.chunks[seq]
-        try:
-            if seq not in self.packs:
-                self.packs[seq] = PackList(chunk, self.ring.slot(chunk.serve_slot))
-            self.packs[seq].run(sources)
-        except Exception as error:
-            raise SyncAbortedError(
-                f"packing chunk seq {seq} ({chunk.tensors}) for consumer {self.consumer} failed: "
-                f"{error}"
-            ) from error
-
-
-@dataclass(slots=True)
 class _Newcomer:
     """One that has a ring and was not met yet; ``seconds``: spent on trying."""
 
     peer: PeerAddress
-    ring: Arena
+    ring: ServeRing
     seconds: float = 0.0
 
 
 class ServeRings:
-    """Serve rings by consumer incarnation. Changed by the serving thread only; `get` is for all.
+    """Serve rings by plan digest, and their readers by incarnation.
 
-    Registered memory is never given back before the wire closes: the ring of a consumer that left
-    is handed to the next one whose slots fit. ``gone`` holds the incarnations that are over.
+    Consumers of one plan read one ring. Registered memory is never given back before the wire
+    closes: the slots of a ring whose last reader left are handed to the next ring that they fit.
+    Changed by the serving thread only; `get` is for all.
+
+    Args:
+        num_slots: the job's; a table for another number is refused.
+        gone: the incarnations that are over.
     """
 
     def __init__(
@@ -80,6 +61,7 @@ class ServeRings:
         rank: int,
         incarnation: bytes,
         manifest: Manifest,
+        num_slots: int,
         device: torch.device | str,
         gone: Container[bytes],
     ) -> None:
@@ -88,18 +70,21 @@ class ServeRings:
         self._rank = rank
         self._incarnation = incarnation
         self._manifest = manifest
+        self._num_slots = num_slots
         self._device = device
         self._served: dict[bytes, Served] = {}
         self._newcomers: dict[bytes, _Newcomer] = {}
+        self._rings: dict[str, ServeRing] = {}
         self._idle: list[Arena] = []
         self._gone = gone
 
     def admit(self, subscription: Subscription) -> bool:
-        """Register a ring for a consumer, meet it, and make it an offer.
+        """Find or register a ring for a consumer, meet it, and make it an offer.
 
         False when its wire has not answered within `SLICE_SECONDS`: call again to go on. One that
-        cannot be served (a table outside the manifest, a wire unreachable for
-        `ADMIT_TIMEOUT_SECONDS`) is dropped at the rendezvous, which tells it the reason.
+        cannot be served (a table outside the manifest, or unlike that of another consumer with
+        its plan digest; a wire unreachable for `ADMIT_TIMEOUT_SECONDS`) is dropped at the
+        rendezvous, which tells it the reason.
         """
         table = next((t for t in subscription.tables if t.owner == self._rank), None)
         incarnation = bytes.fromhex(subscription.incarnation)
@@ -110,19 +95,37 @@ class ServeRings:
             return True
         try:
             if incarnation not in self._newcomers:
-                check_table(table, self._manifest, self._rank)
+                self._check(subscription, table)
                 peer = PeerAddress(subscription.wire_name, subscription.metadata)
-                self._newcomers[incarnation] = _Newcomer(peer, self._ring(table))
+                ring = self._ring(table)
+                ring.readers[incarnation] = subscription.consumer
+                self._newcomers[incarnation] = _Newcomer(peer, ring)
             newcomer = self._newcomers[incarnation]
             if not self._meet(newcomer):
                 return False
             del self._newcomers[incarnation]
-            ring, consumer, name = newcomer.ring, subscription.consumer, newcomer.peer.name
-            self._served[incarnation] = Served(consumer, incarnation, name, table, ring)
-            self._client.offer(self._offer(self._served[incarnation]))
+            served = Served(subscription.consumer, incarnation, newcomer.peer.name, newcomer.ring)
+            self._served[incarnation] = served
+            self._client.offer(self._offer(served))
         except Exception as error:  # whatever a stranger sent, or made the wire say
             self._refuse(subscription, error)
         return True
+
+    def _check(self, subscription: Subscription, table: ChunkTable) -> None:
+        """Refuse a table before any memory is allocated for it."""
+        for what, expected, found in (
+            ("the job's num_slots", self._num_slots, table.num_slots),
+            ("its subscription's plan_digest", subscription.plan_digest, table.plan_digest),
+        ):
+            if expected != found:
+                raise PlanError(
+                    f"chunk table of {subscription.consumer} for rank {table.owner}: expected "
+                    f"{what} {expected}, found {found}; build the plan from the job that the "
+                    "rendezvous describes"
+                )
+        check_table(table, self._manifest, self._rank)
+        if (ring := self._rings.get(table.plan_digest)) is not None:
+            check_sharing(table, ring.table)
 
     def _meet(self, newcomer: _Newcomer) -> bool:
         """Go on meeting it for one slice; False: not yet."""
@@ -152,7 +155,7 @@ class ServeRings:
             metadata=address.metadata,
             slots=tuple(
                 SlotRegion(region.address, region.num_bytes, region.device)
-                for region in map(served.ring.region, range(served.table.num_slots))
+                for region in map(served.ring.arena.region, range(served.ring.table.num_slots))
             ),
         )
 
@@ -165,27 +168,39 @@ class ServeRings:
             reason = f"producer {self._rank} cannot serve it: {type(error).__name__}: {error}"
             self._client.drop(consumer, incarnation, reason)
 
-    def _ring(self, table: ChunkTable) -> Arena:
-        for ring in self._idle:
-            if ring.num_slots >= table.num_slots and ring.slot_bytes >= table.slot_bytes:
-                self._idle.remove(ring)
-                return ring
-        ring = Arena(table.num_slots, table.slot_bytes, self._device)
-        self._progress.call(lambda wire: wire.register([ring.buffer]), ADMIT_TIMEOUT_SECONDS)
+    def _ring(self, table: ChunkTable) -> ServeRing:
+        ring = self._rings.get(table.plan_digest)
+        if ring is None:
+            ring = self._rings[table.plan_digest] = ServeRing(table, self._arena(table))
         return ring
+
+    def _arena(self, table: ChunkTable) -> Arena:
+        for arena in self._idle:
+            if arena.num_slots >= table.num_slots and arena.slot_bytes >= table.slot_bytes:
+                self._idle.remove(arena)
+                return arena
+        arena = Arena(table.num_slots, table.slot_bytes, self._device)
+        self._progress.call(lambda wire: wire.register([arena.buffer]), ADMIT_TIMEOUT_SECONDS)
+        return arena
 
     def get(self, incarnation: bytes) -> Served | None:
         """The consumer with that incarnation, if this producer serves it."""
         return self._served.get(incarnation)
 
     def dismiss(self, incarnation: bytes) -> None:
-        """Forget a consumer that left or was dropped; its ring waits for the next one."""
+        """Forget a consumer that left or was dropped; the last reader leaves its ring idle."""
         peers = self._progress.peers
         if (newcomer := self._newcomers.pop(incarnation, None)) is not None:
-            self._idle.append(newcomer.ring)
+            self._leave(newcomer.ring, incarnation)
             unmet = newcomer.peer.name
             self._progress.call(lambda wire: peers.give_up(wire, unmet), ADMIT_TIMEOUT_SECONDS)
         if (served := self._served.pop(incarnation, None)) is not None:
-            self._idle.append(served.ring)
+            self._leave(served.ring, incarnation)
             name = served.wire_name
             self._progress.call(lambda wire: peers.leave(wire, name), ADMIT_TIMEOUT_SECONDS)
+
+    def _leave(self, ring: ServeRing, incarnation: bytes) -> None:
+        del ring.readers[incarnation]
+        if not ring.readers:
+            del self._rings[ring.table.plan_digest]
+            self._idle.append(ring.arena)

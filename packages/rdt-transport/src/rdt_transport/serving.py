@@ -26,7 +26,7 @@ from rdt_plan import (
 from rdt_transport.errors import RdtTransportError, SyncAbortedError, SyncTimeoutError
 from rdt_transport.events import Event, HostEvents
 from rdt_transport.progress import ProgressThread
-from rdt_transport.serve_rings import Served
+from rdt_transport.serve_ring import Served
 from rdt_transport.serving_thread import ServingThread
 from rdt_transport.wire.base import Wire
 
@@ -40,7 +40,7 @@ class Serving:
 
     Args:
         record: the frozen record of the epoch.
-        live: its live consumers that this producer serves.
+        live: its live consumers that this producer serves; those of one plan share a ring.
         groups: this rank's gather groups, in schedule order.
         lookahead: published groups that may be unreleased beyond the oldest one.
         rank: this producer's rank, for messages.
@@ -71,10 +71,11 @@ class Serving:
         self._thread = thread
         self._on_unreachable = on_unreachable
         self._events = HostEvents()
-        tables = {consumer: served.table for consumer, served in live.items()}
+        self._rings = {served.ring.table.plan_digest: served.ring for served in live.values()}
+        tables = {consumer: served.ring.table for consumer, served in live.items()}
         self._machine = ProducerEpoch(tables, groups, lookahead)
         self._sources: dict[int, Sources] = {}
-        self._packing: list[tuple[ConsumerId, int, Event]] = []
+        self._packing: list[tuple[str, int, Event]] = []
         self._changed = threading.Condition()
         self._may_publish = self._machine.may_publish()
         self._publishing = False
@@ -125,12 +126,11 @@ class Serving:
 
     def _pack(self, pack: Pack) -> None:
         """Copy one chunk into its serve slot, then say so on the progress thread."""
-        served = self._live[pack.consumer]
-        chunk = served.table.chunks[pack.seq]
+        ring = self._rings[pack.ring]
         try:
             if self._error is not None:
                 raise self._error
-            served.pack(pack.seq, self._sources[chunk.group])
+            ring.pack(pack.seq, self._sources[ring.table.chunks[pack.seq].group])
             event = self._events.record()
         except Exception as error:
             reason = error
@@ -152,19 +152,20 @@ class Serving:
         if self._live.get(served.consumer) is served:
             self._perform(wire, self._machine.done(served.consumer, seq))
 
-    def drop(self, wire: Wire, consumer: ConsumerId, reason: str) -> None:
-        """Go on without ``consumer``."""
-        if consumer in self._live:
-            self._perform(wire, self._machine.drop(consumer, reason))
+    def drop(self, wire: Wire, incarnation: bytes, reason: str) -> None:
+        """Go on without that consumer; ignored of one that takes no part in this epoch."""
+        for consumer, served in self._live.items():
+            if served.incarnation == incarnation:
+                self._perform(wire, self._machine.drop(consumer, reason))
 
     def poll(self, wire: Wire) -> None:
         """Announce the packs whose event has completed."""
         waiting, self._packing = self._packing, []
-        for consumer, seq, event in waiting:
+        for ring, seq, event in waiting:
             if event.query():
-                self._perform(wire, self._machine.packed(consumer, seq))
+                self._perform(wire, self._machine.packed(ring, seq))
             else:
-                self._packing.append((consumer, seq, event))
+                self._packing.append((ring, seq, event))
 
     def abort(self, wire: Wire, error: BaseException) -> None:
         """Start nothing new; settles once no pack reads the sources. Ignored when settled."""
@@ -173,13 +174,15 @@ class Serving:
             self._perform(wire, self._machine.abort(str(error)))
 
     def _pack_enqueued(self, wire: Wire, pack: Pack, event: Event) -> None:
-        self._perform(wire, self._machine.pack_enqueued(pack.consumer, pack.seq))
-        self._packing.append((pack.consumer, pack.seq, event))
+        self._perform(wire, self._machine.pack_enqueued(pack.ring, pack.seq))
+        self._packing.append((pack.ring, pack.seq, event))
         self.poll(wire)
 
     def _pack_failed(self, wire: Wire, pack: Pack, error: BaseException) -> None:
-        self._fail(error)
-        self._perform(wire, self._machine.pack_failed(pack.consumer, pack.seq, str(error)))
+        actions = self._machine.pack_failed(pack.ring, pack.seq, str(error))
+        if self._machine.state in (EpochState.ABORTING, EpochState.QUIESCED):
+            self._fail(error)  # not that of a ring that nobody reads any more
+        self._perform(wire, actions)
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
@@ -191,7 +194,7 @@ class Serving:
                 case Pack():
                     self._thread.run(partial(self._pack, action))
                 case Ready(consumer, seq):
-                    self._ring(wire, self._live[consumer], seq)
+                    self._announce(wire, self._live[consumer], seq)
                 case Release(group):
                     self._sources.pop(group, None)
                 case Finished():
@@ -205,9 +208,10 @@ class Serving:
                     self._settle()
         with self._changed:
             self._may_publish = self._machine.may_publish() and not self._publishing
-            self._changed.notify_all()
+            if self._may_publish or self._settled or self._error is not None:
+                self._changed.notify_all()  # nobody waits for less, and every doorbell comes by
 
-    def _ring(self, wire: Wire, served: Served, seq: int) -> None:
+    def _announce(self, wire: Wire, served: Served, seq: int) -> None:
         ready = Doorbell(
             session=bytes.fromhex(self.record.session),
             epoch=self.record.epoch,
@@ -221,7 +225,7 @@ class Serving:
         except RdtTransportError as error:
             reason = f"producer {self._rank} cannot reach it: {error}"
             self._on_unreachable(served, reason)
-            self.drop(wire, served.consumer, reason)
+            self.drop(wire, served.incarnation, reason)
 
     def _settle(self) -> None:
         self._sources.clear()

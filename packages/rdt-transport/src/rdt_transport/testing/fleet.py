@@ -13,7 +13,7 @@ from types import TracebackType
 
 import torch
 
-from rdt_plan import Chunk, ConsumerId, Manifest, Write, build_plan
+from rdt_plan import Box, Chunk, ConsumerId, Manifest, Write, build_plan
 from rdt_plan.records import EpochRecord
 from rdt_transport.consumer import Consumer
 from rdt_transport.errors import SyncTimeoutError
@@ -24,11 +24,17 @@ from rdt_transport.progress import ProgressThread
 from rdt_transport.rendezvous import JobSettings, RendezvousClient, RendezvousEvent, host_local
 from rdt_transport.wire.base import Wire
 
-__all__ = ["Fleet", "Sink"]
+__all__ = ["Fleet", "Sink", "piece"]
 
 _CLOSE_TIMEOUT_SECONDS = 30.0
 
 Destinations = Mapping[tuple[str, str], torch.Tensor]
+
+
+def piece(tensor: torch.Tensor, box: Box) -> torch.Tensor:
+    """What the holder of ``box`` has of the full ``tensor``: a view."""
+    spans = zip(box.start, box.shape, strict=True)
+    return tensor[tuple(slice(start, start + extent) for start, extent in spans)]
 
 
 class Sink:
@@ -94,9 +100,10 @@ class Fleet:
     Args:
         make_wire: makes the wire of one process's role.
         manifest: what the producers hold.
-        writes: by worker: what its loaders would do.
-        sinks: by worker: where its chunks go.
+        writes: by consumer: what its loaders would do.
+        sinks: by consumer: where its chunks go.
         settings: the job's; its ``num_producers`` producers are made.
+        replicas: workers of each replica, whose consumers follow each other; None: one replica.
         timeout_seconds: of every wait.
     """
 
@@ -108,6 +115,7 @@ class Fleet:
         sinks: Sequence[Sink],
         *,
         settings: JobSettings,
+        replicas: Sequence[int] | None = None,
         timeout_seconds: float = 20.0,
     ) -> None:
         self.manifest = manifest
@@ -119,6 +127,7 @@ class Fleet:
         self.clients: list[RendezvousClient] = []
         self._make_wire = make_wire
         self._writes = writes
+        self._sizes = [len(writes)] if replicas is None else replicas
         self._cleanup = ExitStack()
         self._epoch = 0
 
@@ -143,8 +152,8 @@ class Fleet:
         self._cleanup.callback(self.host.close)
         for rank in range(self.settings.num_producers):
             self.producers.append(self._producer(rank))
-        for worker in range(len(self._writes)):
-            self.attach(worker)
+        for index in range(len(self._writes)):
+            self.attach(index)
 
     def _client(self, on_event: Callable[[RendezvousEvent], None]) -> RendezvousClient:
         client = RendezvousClient(self.host.address, on_event=on_event)
@@ -169,36 +178,46 @@ class Fleet:
         producer.open(self.timeout_seconds)
         return producer
 
-    def attach(self, worker: int) -> Consumer:
-        """Attach worker ``worker`` (again): a new incarnation with a wire and client of its own."""
+    def identity(self, index: int) -> tuple[ConsumerId, int]:
+        """Who consumer ``index`` is, and the number of its replica's workers."""
+        ids = [
+            (ConsumerId(replica, worker), size)
+            for replica, size in enumerate(self._sizes)
+            for worker in range(size)
+        ]
+        return ids[index]
+
+    def attach(self, index: int) -> Consumer:
+        """Attach consumer ``index`` (again): a new incarnation, wire and client."""
+        who, num_workers = self.identity(index)
         plan = build_plan(
             self.manifest,
-            self._writes[worker],
-            ConsumerId(0, worker),
-            num_workers=len(self._writes),
+            self._writes[index],
+            who,
+            num_workers=num_workers,
             num_slots=self.settings.num_slots,
             max_chunk_bytes=self.settings.max_chunk_bytes,
         )
         late: list[Consumer] = []
-        progress = self._progress(f"consumer{worker}")
+        progress = self._progress(f"consumer{index}")
         client = self._client(lambda event: late[0].on_event(event) if late else None)
         client.job(self.timeout_seconds)
-        sink = self.sinks[worker]
+        sink = self.sinks[index]
         consumer = Consumer(
             progress,
             client,
             plan=plan,
-            num_workers=len(self._writes),
+            num_workers=num_workers,
             on_chunk=lambda chunk, packed: sink.put(late[0], chunk, packed),
         )
         late.append(consumer)
         self._cleanup.callback(consumer.close)
         consumer.attach(self.timeout_seconds)
-        self.consumers[worker : worker + 1] = [consumer]
+        self.consumers[index : index + 1] = [consumer]
         return consumer
 
     def begin(self) -> EpochRecord:
-        """Begin the next epoch on every producer, and start every consumer."""
+        """Begin the next epoch on every producer, and start every consumer that is live in it."""
         self._epoch += 1
         records = [
             client.begin(rank, self._epoch, self.timeout_seconds)
@@ -207,26 +226,32 @@ class Fleet:
         for producer, record in zip(self.producers, records, strict=True):
             producer.begin(record)
         for consumer in self.consumers:
-            consumer.start(records[0])
+            if (consumer.plan.consumer, consumer.incarnation.hex()) in records[0].live:
+                consumer.start(records[0])
         return records[0]
 
     def publish(self, rank: int, weights: Mapping[str, torch.Tensor]) -> None:
-        """Publish every group of producer ``rank`` from full tensors by name."""
+        """Publish every group of producer ``rank``: its pieces of full tensors by name."""
         producer = self.producers[rank]
         for group in producer.groups:
             names = self.manifest.groups[group].names
-            held = [name for name in names if rank in self.manifest.param(name).owners]
+            boxes = {name: self.manifest.param(name).box(rank) for name in names}
+            pieces = {name: piece(weights[name], box) for name, box in boxes.items() if box}
             producer.wait_for_credit(self.timeout_seconds)
-            producer.publish(group, {name: weights[name] for name in held}, self.timeout_seconds)
+            producer.publish(group, pieces, self.timeout_seconds)
 
     def sync(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """One whole epoch: begin, publish, install, commit."""
+        """One whole epoch of every consumer: begin, publish, install, commit."""
         self.begin()
+        self.finish(weights, self.consumers)
+
+    def finish(self, weights: Mapping[str, torch.Tensor], consumers: Sequence[Consumer]) -> None:
+        """All that follows a `begin`, for the producers and these consumers."""
         ranks = range(len(self.producers))
-        with ThreadPoolExecutor(max(len(ranks), len(self.consumers))) as pool:
+        with ThreadPoolExecutor(max(len(ranks), len(consumers))) as pool:
             list(pool.map(lambda rank: self.publish(rank, weights), ranks))
             for producer in self.producers:
                 producer.finish(self.timeout_seconds)
-            for consumer in self.consumers:
+            for consumer in consumers:
                 consumer.wait(self.timeout_seconds)
-            list(pool.map(lambda each: each.commit(self.timeout_seconds), self.consumers))
+            list(pool.map(lambda each: each.commit(self.timeout_seconds), consumers))

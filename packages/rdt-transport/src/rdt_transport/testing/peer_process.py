@@ -131,9 +131,10 @@ class PeerProcess:
         return self._process.exitcode
 
     def freeze(self) -> None:
-        """Stop it from running: it polls nothing, and its connections stay open."""
+        """Stop it from running: from now on it polls nothing, and its connections stay open."""
         assert self._process.pid is not None
         os.kill(self._process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)  # the signal takes a while
 
     def kill(self) -> None:
         """End it at once, as a crash does. Idempotent."""

@@ -1,0 +1,52 @@
+"""One serve ring: its slots, the chunks they carry, and who reads it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from rdt_plan import ChunkTable, ConsumerId
+from rdt_transport.errors import SyncAbortedError
+from rdt_transport.memory import Arena
+from rdt_transport.pack import PackList
+
+__all__ = ["ServeRing", "Served"]
+
+
+@dataclass(slots=True)
+class ServeRing:
+    """The ring of every consumer with one plan.
+
+    Attributes:
+        table: the chunk table of whoever came first; its later readers' are equal.
+        arena: the slots.
+        readers: by incarnation, those that were not met yet included.
+    """
+
+    table: ChunkTable
+    arena: Arena
+    readers: dict[bytes, ConsumerId] = field(default_factory=dict)
+    _packs: dict[int, PackList] = field(default_factory=dict)
+
+    def pack(self, seq: int, sources: Mapping[str, torch.Tensor]) -> None:
+        """Fill chunk ``seq``'s serve slot from full, contiguous ``sources``."""
+        chunk = self.table.chunks[seq]
+        try:
+            if seq not in self._packs:
+                self._packs[seq] = PackList(chunk, self.arena.slot(chunk.serve_slot))
+            self._packs[seq].run(sources)
+        except Exception as error:
+            readers = ", ".join(f"consumer {each}" for each in sorted(self.readers.values()))
+            raise SyncAbortedError(
+                f"packing chunk seq {seq} ({chunk.tensors}) for {readers} failed: {error}"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One consumer incarnation, as this producer serves it."""
+
+    consumer: ConsumerId
+    incarnation: bytes
+    wire_name: str
+    ring: ServeRing

@@ -1,0 +1,107 @@
+"""A small model, what workers of it hold, and fleets that serve it."""
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from rdt_plan import Manifest, ParamMeta, Placement, canonical, contiguous_stride
+from rdt_transport.rendezvous import JobSettings
+from rdt_transport.testing.fleet import Fleet, Sink
+from rdt_transport.testing.wire_pair import MakeWire, expect_bytes
+from rdt_transport.wire.inprocess import InProcessFabric, InProcessWire
+
+__all__ = ["draw", "expect_exact", "in_process", "model", "open_fleet", "shards", "shards_of"]
+
+
+def in_process() -> MakeWire:
+    """Wires that reach each other, within this process."""
+    fabric = InProcessFabric()
+    return lambda role: InProcessWire(fabric, role)
+
+
+def model(
+    num_layers: int = 3, rows: int = 8, owners: tuple[tuple[int, ...], ...] = ((0,),)
+) -> Manifest:
+    """Embedding, layers of a matrix, a bias and a norm, and a head; layers spread over owners."""
+    params = [ParamMeta("embed", "bfloat16", (rows, 6), owners[0])]
+    for layer in range(num_layers):
+        held = owners[layer * len(owners) // num_layers]
+        params += [
+            ParamMeta(f"layers.{layer}.w", "float32", (rows, 5), held),
+            ParamMeta(f"layers.{layer}.b", "float32", (rows,), held),
+            ParamMeta(f"layers.{layer}.norm", "bfloat16", (7,), held),
+        ]
+    params.append(ParamMeta("head", "bfloat16", (rows, 6), owners[-1]))
+    return Manifest.build(params)
+
+
+def draw(manifest: Manifest, seed: int) -> dict[str, torch.Tensor]:
+    """Random weights of the whole model."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        p.name: torch.randn(p.shape, generator=generator).to(getattr(torch, p.dtype))
+        for p in manifest.params
+    }
+
+
+def shards(manifest: Manifest, worker: int, num_workers: int) -> list[Placement]:
+    """What a worker loads: its rows of every parameter, but norms whole."""
+    writes = []
+    for param in manifest.params:
+        shape, offset = param.shape, 0
+        if not param.name.endswith("norm"):
+            rows = shape[0] // num_workers
+            offset = worker * rows * (param.numel // shape[0])
+            shape = (rows, *shape[1:])
+        stride = contiguous_stride(shape)
+        module, _, name = param.name.rpartition(".")
+        region = canonical(param.name, param.dtype, offset, shape, stride)
+        writes.append(Placement(region, module, name, 0, shape, stride, param.dtype, stride))
+    return writes
+
+
+def shards_of(
+    weights: Mapping[str, torch.Tensor], worker: int, num_workers: int
+) -> dict[tuple[str, str], torch.Tensor]:
+    """What the worker must hold then, computed without a plan."""
+    held = {}
+    for name, tensor in weights.items():
+        module, _, param = name.rpartition(".")
+        whole = name.endswith("norm")
+        held[module, param] = tensor if whole else tensor.chunk(num_workers)[worker]
+    return held
+
+
+def expect_exact(fleet: Fleet, weights: Mapping[str, torch.Tensor], *indices: int) -> None:
+    """These consumers (none named: all) hold their shards, bit for bit."""
+    for index in indices or range(len(fleet.consumers)):
+        who, num_workers = fleet.identity(index)
+        for place, tensor in shards_of(weights, who.worker, num_workers).items():
+            found = fleet.sinks[index].destinations[place]
+            expect_bytes(found.view(torch.uint8), tensor.contiguous().view(torch.uint8))
+
+
+@contextmanager
+def open_fleet(
+    make_wire: MakeWire,
+    manifest: Manifest,
+    settings: JobSettings,
+    replicas: Sequence[int] = (2,),
+    writes: Sequence[Sequence[Placement]] | None = None,
+) -> Generator[Fleet]:
+    """A fleet whose consumers write (None: their `shards`) into zeros."""
+    if writes is None:
+        writes = [shards(manifest, w, size) for size in replicas for w in range(size)]
+    sinks = [
+        Sink({(w.module, w.param): torch.zeros(w.shape, dtype=getattr(torch, w.dtype)) for w in ws})
+        for ws in writes
+    ]
+    try:
+        with Fleet(
+            make_wire, manifest, writes, sinks, settings=settings, replicas=replicas
+        ) as fleet:
+            yield fleet
+    finally:
+        for sink in sinks:
+            sink.close()

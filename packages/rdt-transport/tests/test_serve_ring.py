@@ -1,0 +1,187 @@
+"""Consumers of one plan read one ring, over both wires: bytes compared, packs counted."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from rdt_transport.errors import TornError
+from rdt_transport.rendezvous import ConsumerDropped, JobSettings
+from rdt_transport.serve_ring import ServeRing
+from rdt_transport.testing.fleet import Fleet
+from rdt_transport.testing.sample_job import draw, model, open_fleet, shards, shards_of
+from rdt_transport.testing.wire_pair import MakeWire, expect_bytes
+
+WAIT_SECONDS = 20.0
+MANIFEST = model(num_layers=4, owners=((0,), (1,)))
+JOB = JobSettings(num_producers=2, num_replicas=2, max_chunk_bytes=64)
+HALVES = (0, 1, 0)  # by consumer: r0w0 and r1w0 hold the same half, hence have the same plan
+
+
+@contextmanager
+def fleet_of(make_wire: MakeWire) -> Iterator[Fleet]:
+    writes = [shards(MANIFEST, half, 2) for half in HALVES]
+    with open_fleet(make_wire, MANIFEST, JOB, replicas=[2, 1], writes=writes) as fleet:
+        first, other, same = (consumer.plan.digest for consumer in fleet.consumers)
+        assert first == same != other
+        yield fleet
+
+
+def expect_halves(fleet: Fleet, seed: int, *indices: int) -> None:
+    for index in indices:
+        for place, tensor in shards_of(draw(MANIFEST, seed), HALVES[index], 2).items():
+            expect_bytes(fleet.sinks[index].destinations[place], tensor)
+
+
+def whole_plans(fleet: Fleet) -> Counter[tuple[int, str, int]]:
+    """Every chunk of every plan once, by owner, plan digest and seq."""
+    plans = {consumer.plan.digest: consumer.plan for consumer in fleet.consumers}
+    return Counter(
+        (chunk.owner, digest, chunk.serve.seq)
+        for digest, plan in plans.items()
+        for chunk in plan.chunks
+    )
+
+
+@pytest.fixture
+def packs(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, str, int]]:
+    """How often each chunk was packed."""
+    found: Counter[tuple[int, str, int]] = Counter()
+    pack = ServeRing.pack
+
+    def counted(ring: ServeRing, seq: int, sources: dict) -> None:
+        found[ring.table.owner, ring.table.plan_digest, seq] += 1
+        pack(ring, seq, sources)
+
+    monkeypatch.setattr(ServeRing, "pack", counted)
+    return found
+
+
+def test_a_shared_chunk_is_packed_once(make_wire: MakeWire, packs: Counter) -> None:
+    with fleet_of(make_wire) as fleet:
+        for seed in (1, 2):
+            packs.clear()
+            fleet.sync(draw(MANIFEST, seed))
+            expect_halves(fleet, seed, 0, 1, 2)
+            assert packs == whole_plans(fleet)
+        for producer in fleet.producers:
+            served = [producer._rings.get(each.incarnation) for each in fleet.consumers]
+            assert served[0].ring is served[2].ring is not served[1].ring
+
+
+@pytest.mark.parametrize("fallen", [0, 1])
+def test_the_others_finish_when_a_replica_is_dropped_in_an_epoch(
+    make_wire: MakeWire, packs: Counter, fallen: int
+) -> None:
+    """The dropped reader holds a slot that the other one needs: it must stop counting at once."""
+    with fleet_of(make_wire) as fleet:
+        indices = [i for i in range(3) if fleet.identity(i)[0].replica == fallen]
+        others = [i for i in range(3) if i not in indices]
+        slow = fleet.sinks[indices[0]]
+        stuck, release = threading.Event(), threading.Event()
+
+        def hold(chunk: object) -> None:
+            stuck.set()
+            release.wait(WAIT_SECONDS)
+
+        slow.before = hold
+        fleet.begin()
+        dropped = [fleet.consumers[i] for i in indices]
+
+        def drop() -> None:
+            assert stuck.wait(WAIT_SECONDS)
+            who, incarnation = dropped[0].plan.consumer, dropped[0].incarnation.hex()
+            fleet.clients[0].drop(who, incarnation, "too slow")
+
+        dropper = threading.Thread(target=drop)
+        dropper.start()
+        fleet.finish(draw(MANIFEST, 1), [fleet.consumers[i] for i in others])
+        dropper.join()
+        expect_halves(fleet, 1, *others)
+        assert set(packs.values()) == {1}
+        release.set()
+        for consumer in dropped:  # what it read since may be anything
+            with pytest.raises(TornError, match="too slow"):
+                consumer.wait(WAIT_SECONDS)
+            with pytest.raises(TornError):
+                consumer.commit(WAIT_SECONDS)
+            consumer.close()
+        slow.before = None
+        for index in indices:
+            fleet.attach(index)
+        packs.clear()
+        fleet.sync(draw(MANIFEST, 2))
+        expect_halves(fleet, 2, 0, 1, 2)
+        assert packs == whole_plans(fleet)
+
+
+def test_a_pack_that_fails_for_nobody_fails_no_epoch(
+    make_wire: MakeWire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fleet_of(make_wire) as fleet:
+        fallen, digest = fleet.consumers[1], fleet.consumers[1].plan.digest
+        pack = ServeRing.pack
+
+        def fail(ring: ServeRing, seq: int, sources: dict) -> None:
+            if ring.table.plan_digest != digest:
+                pack(ring, seq, sources)
+                return
+            who, incarnation = fallen.plan.consumer, fallen.incarnation.hex()
+            fleet.clients[0].drop(who, incarnation, "broken")
+            machine = fleet.producers[ring.table.owner]._serving._machine
+            until(lambda: not machine._streams[digest].readers)
+            raise ValueError("no such weight")
+
+        monkeypatch.setattr(ServeRing, "pack", fail)
+        fleet.begin()
+        fleet.finish(draw(MANIFEST, 1), [fleet.consumers[2]])
+        expect_halves(fleet, 1, 2)
+
+
+def test_the_slots_of_a_ring_are_idle_when_its_last_reader_left(make_wire: MakeWire) -> None:
+    with fleet_of(make_wire) as fleet:
+        rings = fleet.producers[0]._rings
+        before = {id(ring.arena) for ring in rings._rings.values()}
+        for index, num_left in ((2, 2), (0, 1)):
+            fleet.consumers[index].close()
+            fleet.clients[2 + index].leave()
+            settle(fleet, index)
+            assert len(rings._rings) == num_left
+        assert len(rings._idle) == 1
+        fleet.attach(2)
+        fleet.attach(0)
+        assert {id(ring.arena) for ring in rings._rings.values()} == before
+        fleet.sync(draw(MANIFEST, 1))
+        expect_halves(fleet, 1, 0, 1, 2)
+
+
+def settle(fleet: Fleet, index: int) -> None:
+    """Wait until no producer serves that consumer any more."""
+    gone = fleet.consumers[index].incarnation
+    until(lambda: all(producer._rings.get(gone) is None for producer in fleet.producers))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_the_end_of_an_incarnation_does_not_touch_its_successor(make_wire: MakeWire) -> None:
+    """News of an earlier incarnation may come when the next one has its place in an epoch."""
+    with fleet_of(make_wire) as fleet:
+        earlier = fleet.consumers[2]
+        earlier.close()
+        fleet.clients[4].leave()
+        settle(fleet, 2)
+        fleet.attach(2)
+        fleet.begin()
+        for producer in fleet.producers:
+            late = ConsumerDropped(earlier.plan.consumer, earlier.incarnation.hex(), "late news")
+            producer.on_event(late)
+        fleet.finish(draw(MANIFEST, 1), fleet.consumers)
+        expect_halves(fleet, 1, 0, 1, 2)
