@@ -1,8 +1,11 @@
-from hypothesis import given
+from collections.abc import Iterable
+
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rdt_plan import Placement, Slice, contiguous_stride, cut, pack_layout
 from rdt_plan.chunks import ServeChunk, chunked
+from rdt_plan.streams import Stream
 from rdt_plan.testing import manifests, writes
 
 
@@ -12,13 +15,20 @@ def copy(name: str, numel: int, module: str = "m", offset: int = 0, cols: int = 
     return Placement(slice_, module, name, 0, shape, shape[::-1], "int8", contiguous_stride(shape))
 
 
+def by_slice(copies: Iterable[Placement]) -> Stream:
+    stream: Stream = {}
+    for placement in copies:
+        stream[placement.slice] = (*stream.get(placement.slice, ()), placement)
+    return stream
+
+
 def names(chunks) -> list[list[tuple[str, int]]]:
-    return [[(slice_.name, slice_.numel) for slice_, _ in chunk] for chunk in chunks]
+    return [[(slice_.name, slice_.numel) for slice_ in chunk.slices] for chunk in chunks]
 
 
 def test_chunks_are_filled_in_first_use_order_with_the_packed_layout() -> None:
     copies = [copy("a", 20), copy("b", 30), copy("c", 1), copy("d", 64), copy("e", 1)]
-    assert names(chunked(copies, 64)) == [
+    assert names(chunked(by_slice(copies), 64)) == [
         [("a", 20), ("b", 30)],  # ends at 62; c would start at 64
         [("c", 1)],
         [("d", 64)],
@@ -28,23 +38,23 @@ def test_chunks_are_filled_in_first_use_order_with_the_packed_layout() -> None:
 
 def test_equal_slices_are_packed_once() -> None:
     copies = [copy("a", 8, "m1"), copy("b", 8), copy("a", 8, "m2")]
-    ((first, second),) = chunked(copies, 64)
-    assert [p.module for p in first[1]] == ["m1", "m2"]
-    assert second[0].name == "b"
+    (chunk,) = chunked(by_slice(copies), 64)
+    assert [[p.module for p in each] for each in chunk.copies] == [["m1", "m2"], ["m"]]
+    assert [slice_.name for slice_ in chunk.slices] == ["a", "b"]
 
 
 def test_equal_slices_are_cut_alike_before_they_are_compared() -> None:
     copies = [copy("a", 24, "m1", cols=4), copy("a", 24, "m2", cols=6), copy("a", 12, "m3")]
-    chunks = chunked(copies, 12)
+    chunks = chunked(by_slice(copies), 12)
     assert names(chunks) == [[("a", 12)], [("a", 12)]]
-    assert [p.module for p in chunks[0][0][1]] == ["m1", "m2", "m3"]
-    assert [p.module for p in chunks[1][0][1]] == ["m1", "m2"]
+    assert [p.module for p in chunks[0].copies[0]] == ["m1", "m2", "m3"]
+    assert [p.module for p in chunks[1].copies[0]] == ["m1", "m2"]
 
 
 def test_an_uncuttable_piece_exceeds_the_cap_alone() -> None:
     slice_ = Slice("a", "int8", 0, (100,), (1,))
     broadcast = Placement(slice_, "m", "p", 0, (2, 100), (100, 1), "int8", (0, 1))
-    chunks = chunked([copy("x", 4), broadcast, copy("y", 4)], 16)
+    chunks = chunked(by_slice([copy("x", 4), broadcast, copy("y", 4)]), 16)
     assert names(chunks) == [[("x", 4)], [("a", 100)], [("y", 4)]]
 
 
@@ -52,18 +62,18 @@ def test_an_uncuttable_piece_exceeds_the_cap_alone() -> None:
 def test_chunks_hold_every_copy_once_and_respect_the_cap(data, max_chunk_bytes: int) -> None:
     drawn = data.draw(writes(data.draw(manifests())))
     copies = [w for w in drawn if isinstance(w, Placement) and w.slice.numel]
-    chunks = chunked(copies, max_chunk_bytes)
-    for chunk in chunks:
-        layout = pack_layout([slice_ for slice_, _ in chunk])
+    assume(copies)
+    stream = by_slice(copies)
+    chunks = chunked(stream, max_chunk_bytes)
+    for slices, copies_of, layout in chunks:
+        assert layout == pack_layout(slices)
+        assert len(copies_of) == len(slices)
         assert 0 < layout.num_bytes
-        assert layout.num_bytes <= max_chunk_bytes or len(chunk) == 1
-    pieces = [slice_ for chunk in chunks for slice_, _ in chunk]
+        assert layout.num_bytes <= max_chunk_bytes or len(slices) == 1
+    pieces = [slice_ for chunk in chunks for slice_ in chunk.slices]
     assert len(set(pieces)) == len(pieces)
-    by_slice: dict[Slice, list[Placement]] = {}
-    for placement in copies:
-        by_slice.setdefault(placement.slice, []).append(placement)
-    expected = [p for s, c in by_slice.items() for _, cs in cut(s, c, max_chunk_bytes) for p in cs]
-    found = [p for chunk in chunks for _, copies in chunk for p in copies]
+    expected = [p for s, c in stream.items() for _, cs in cut(s, c, max_chunk_bytes) for p in cs]
+    found = [p for chunk in chunks for copies in chunk.copies for p in copies]
     assert sorted(found, key=repr) == sorted(expected, key=repr)
 
 

@@ -185,9 +185,9 @@ def test_schedule_is_a_permutation_that_keeps_each_ranks_manifest_order(
         own = [
             group.index
             for group in manifest.groups
-            if any(rank in manifest.param(name).owners for name in group.names)
+            if any(rank in manifest.param(name).holders for name in group.names)
         ]
         assert list(rank_schedule(manifest, rank)) == own
         assert [group for group in schedule if group in own] == own
-    if len({param.owners for param in manifest.params}) == 1:
+    if len({param.holders for param in manifest.params}) == 1:
         assert schedule == tuple(range(len(manifest.groups)))

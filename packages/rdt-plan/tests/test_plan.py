@@ -4,6 +4,7 @@ from math import prod
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from rdt_plan import (
     ALIGNMENT,
@@ -11,7 +12,6 @@ from rdt_plan import (
     Fill,
     Manifest,
     Ownership,
-    OwnershipError,
     ParamMeta,
     Placement,
     PlanError,
@@ -26,10 +26,11 @@ from rdt_plan import (
     group_schedule,
     item_bytes,
     pack_layout,
+    rank_schedule,
     whole,
 )
 from rdt_plan.slices import last_element
-from rdt_plan.testing import pack_slice, place, plans, serve_chunk
+from rdt_plan.testing import pack_slice, piece_bytes, place, plans, serve_chunk
 
 
 def sources_of(manifest: Manifest) -> dict[str, bytes]:
@@ -61,7 +62,9 @@ def test_following_the_plan_writes_what_the_loaders_write(case) -> None:
 
     found = blank(drawn)
     for chunk in plan.chunks:
-        packed = serve_chunk(chunk.serve, sources)
+        params = [manifest.param(slice_.name) for slice_ in chunk.serve.slices]
+        held = {p.name: piece_bytes(p, chunk.owner, sources[p.name]) for p in params}
+        packed = serve_chunk(chunk.serve, held)
         offsets = dict(zip(chunk.serve.slices, chunk.serve.offsets, strict=True))
         for p in chunk.placements:
             start = offsets[p.slice]
@@ -106,7 +109,14 @@ def test_numbers_follow_the_rules(case) -> None:
         assert layout.num_bytes <= plan.max_chunk_bytes or len(chunk.serve.slices) == 1
         for slice_ in chunk.serve.slices:
             assert manifest.group_of(slice_.name) == chunk.serve.group
-            owner_set = ownership.set_of(slice_.name)
+            meta = manifest.param(slice_.name)
+            assert chunk.owner in meta.holders
+            if meta.mesh_shape:
+                box = meta.box(chunk.owner)
+                peers = tuple(sorted(rank for rank in meta.owners if meta.box(rank) == box))
+                owner_set = ownership.owner_sets.index(peers)
+            else:
+                owner_set = ownership.set_of(slice_.name)
             worker, group = plan.consumer.worker, chunk.serve.group
             assert router.producer(owner_set, worker, group) == chunk.owner
         assert {p.slice for p in chunk.placements} == set(chunk.serve.slices)
@@ -150,7 +160,7 @@ def test_sizes_add_up(case) -> None:
     _, drawn, _, plan = case
     copies = [w for w in drawn if isinstance(w, Placement) and 0 not in w.shape]
     assert plan.bytes_landed == sum(prod(w.shape) * item_bytes(w.dtype) for w in copies)
-    # equal slices are pulled once, so no more than all distinct ones
+    # equal slices are pulled once, over meshes too, so no more than all distinct ones
     assert plan.slice_bytes <= sum(s.num_bytes for s in {w.slice for w in copies})
     padding = plan.bytes_pulled - plan.slice_bytes
     num_slices = sum(len(chunk.serve.slices) for chunk in plan.chunks)
@@ -171,6 +181,41 @@ def test_equal_inputs_give_equal_plans(case) -> None:
     )
     assert again == plan
     assert again.digest == plan.digest
+
+
+@given(plans(), st.integers(1, 3))
+def test_meshes_change_who_serves_and_nothing_else(case, num_slots: int) -> None:
+    manifest, drawn, num_workers, plan = case
+    whole_params = [
+        replace(p, owners=tuple(sorted(p.owners)), mesh_shape=(), placements=())
+        for p in manifest.params
+    ]
+    settings = {"num_workers": num_workers, "num_slots": num_slots, "max_chunk_bytes": 1 << 20}
+    gathered = build_plan(Manifest.build(whole_params), drawn, plan.consumer, **settings)
+    sharded = build_plan(manifest, drawn, plan.consumer, **settings)
+    assert sharded.slice_bytes <= gathered.slice_bytes
+    assert sharded.bytes_landed == gathered.bytes_landed
+    assert sharded.fills == gathered.fills
+    assert set(sharded.modules) == set(gathered.modules)
+    for owner in sharded.owners:
+        check_table(sharded.table(owner), manifest, owner)
+
+
+def test_an_owner_of_no_rows_serves_and_gathers_nothing() -> None:
+    params = [
+        ParamMeta("l.0.w", "int8", (2, 3), (2, 0, 1), (3,), ("shard(0)",)),
+        ParamMeta("l.1.w", "int8", (4, 3), (2, 0, 1), (3,), ("shard(0)",)),
+        ParamMeta("l.2.w", "int8", (3, 3), (2, 0, 1), (3,), ("shard(0)",)),
+    ]
+    manifest = Manifest.build(params)
+    assert [rank_schedule(manifest, rank) for rank in range(3)] == [(0, 1, 2), (2,), (0, 1, 2)]
+    drawn = [copy(param, module=param.name) for param in params]
+    plan = build_plan(manifest, drawn, ConsumerId(0, 0), num_workers=1)
+    assert [(c.serve.group, c.owner, c.serve.num_bytes) for c in plan.chunks] == [
+        *((0, 0, 3), (0, 2, 3)),
+        *((1, 0, 6), (1, 2, 6)),
+        *((2, 0, 3), (2, 1, 3), (2, 2, 3)),
+    ]
 
 
 def copy(meta: ParamMeta, module: str = "m", param: str = "weight") -> Placement:
@@ -258,9 +303,3 @@ def test_a_plan_of_fills_only_reads_nothing() -> None:
 def test_bad_input_is_refused(drawn, settings, error, message) -> None:
     with pytest.raises(error, match=message):
         plan_of(drawn, **settings)
-
-
-def test_a_sharded_source_is_refused() -> None:
-    sharded = replace(EMBED, mesh_shape=(2,), placements=("Shard(0)",))
-    with pytest.raises(OwnershipError, match=r"'embed': .*cannot be expressed yet"):
-        build_plan(Manifest.build([sharded]), [], ConsumerId(0, 0), num_workers=1)

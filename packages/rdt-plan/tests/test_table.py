@@ -9,8 +9,10 @@ from rdt_plan import (
     ParamMeta,
     Placement,
     PlanError,
+    ServeChunk,
     Slice,
     SliceError,
+    align,
     build_plan,
     check_table,
     contiguous_stride,
@@ -24,6 +26,8 @@ PARAMS = [
     ParamMeta("l.1.w", "bfloat16", (3,), (0,)),
 ]
 MANIFEST = Manifest.build(PARAMS)
+TWICE = Slice("l.0.w", "bfloat16", 0, (8,), (1,))
+WHOLE = ParamMeta("w", "int8", (5, 4), (1,))
 
 
 def table() -> ChunkTable:
@@ -55,6 +59,8 @@ def test_accepts_what_the_plan_says() -> None:
     ("bad", "error", "message"),
     [
         (replace(table(), owner=1), PlanError, "for rank 1: expected a table for rank 0"),
+        (replace(table(), plan_digest=""), PlanError, "64 lower-case hexadecimal digits, found ''"),
+        (replace(table(), plan_digest="G" * 64), PlanError, "expected the plan's digest"),
         (replace(table(), num_slots=0), PlanError, "at least 1 slot"),
         (replace(table(), slot_bytes=40), PlanError, "slot_bytes=32, .* found slot_bytes=40"),
         (replace(table(), slot_bytes=16), PlanError, "slot_bytes=32, .* found slot_bytes=16"),
@@ -70,6 +76,11 @@ def test_accepts_what_the_plan_says() -> None:
         (with_chunk(1, offsets=()), PlanError, "pack layout"),
         (with_chunk(1, num_bytes=31), PlanError, "found offsets.*num_bytes=31"),
         (with_chunk(1, slices=(), offsets=(), num_bytes=0), PlanError, "empty one"),
+        (
+            with_chunk(1, slices=(TWICE, TWICE), offsets=(0, 16)),
+            PlanError,
+            "each slice once.* l.0.w",
+        ),
         (with_slice(Slice("l.0.w", "bfloat16", 0, (0,), (1,))), PlanError, "empty one"),
         (with_slice(Slice("l.0.expert", "bfloat16", 0, (4,), (1,))), PlanError, "not by rank 0"),
         (with_slice(Slice("l.0.v", "bfloat16", 0, (4,), (1,))), PlanError, "'l.0.v' is not in"),
@@ -79,8 +90,10 @@ def test_accepts_what_the_plan_says() -> None:
     ],
 )
 def test_refuses(bad: ChunkTable, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message) as caught:
         check_table(bad, MANIFEST, 0)
+    assert str(caught.value).startswith(f"chunk table of r0w0 for rank {bad.owner}")
+    assert "build the plan from the manifest" in str(caught.value)
 
 
 def test_refuses_groups_out_of_schedule_order() -> None:
@@ -88,3 +101,21 @@ def test_refuses_groups_out_of_schedule_order() -> None:
     rows = [replace(row, seq=seq, serve_slot=seq % 2) for seq, row in enumerate(rows)]
     with pytest.raises(PlanError, match="chunk 1: expected gather groups in schedule order"):
         check_table(replace(table(), chunks=tuple(rows)), MANIFEST, 0)
+
+
+SHARDED = Manifest.build([ParamMeta("w", "int8", (5, 4), (2, 0, 1), (3,), ("shard(0)",))])
+
+
+def piece_table(rank: int, numel: int) -> ChunkTable:
+    row = ServeChunk(0, 0, 0, numel, (Slice("w", "int8", 0, (numel,), (1,)),), (0,))
+    return ChunkTable(ConsumerId(0, 0), rank, "0" * 64, 2, align(numel), (row,))
+
+
+def test_slices_of_a_sharded_name_are_checked_against_what_the_rank_holds() -> None:
+    for rank, numel in ((2, 8), (0, 8), (1, 4)):
+        check_table(piece_table(rank, numel), SHARDED, rank)
+        with pytest.raises(SliceError, match=f"within its {numel} bytes"):
+            check_table(piece_table(rank, numel + 1), SHARDED, rank)
+    short = Manifest.build([replace(SHARDED.param("w"), shape=(2, 4)), replace(WHOLE, name="x")])
+    with pytest.raises(PlanError, match=r"'w' is held by ranks \(2, 0\), not by rank 1"):
+        check_table(piece_table(1, 4), short, 1)

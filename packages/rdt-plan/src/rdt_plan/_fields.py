@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
+from rdt_plan.digest import is_digest
 from rdt_plan.errors import WireFormatError
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "array",
     "digest",
     "fields",
+    "float_of",
     "integer",
     "integers",
     "positive",
@@ -45,6 +47,15 @@ def positive(value: Any, where: str) -> int:
     return value
 
 
+def float_of(value: Any, where: str) -> float:
+    """Spelled in hexadecimal, so that it is exact; infinities and NaN are ``inf`` and ``nan``."""
+    try:
+        return float.fromhex(string(value, where))
+    except (ValueError, OverflowError) as error:
+        text = f"{where}: expected a hexadecimal float, found {value[:40]!r}"
+        raise WireFormatError(text) from error
+
+
 def string(value: Any, where: str) -> str:
     if type(value) is not str:
         _refuse(where, "a string", value)
@@ -53,7 +64,7 @@ def string(value: Any, where: str) -> str:
 
 def digest(value: Any, where: str) -> str:
     """A SHA-256 as 64 lower-case hexadecimal digits."""
-    if type(value) is not str or len(value) != 64 or not set(value) <= set("0123456789abcdef"):
+    if not is_digest(value):
         _refuse(where, "64 lower-case hexadecimal digits", value)
     return value
 

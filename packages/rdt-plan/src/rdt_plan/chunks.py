@@ -1,14 +1,18 @@
 """Chunks: the unit of one READ from one owner within one gather group."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
 
-from rdt_plan.cutting import Piece, cut
-from rdt_plan.layout import align
+from rdt_plan.cutting import cut
+from rdt_plan.dtypes import ITEM_BYTES
+from rdt_plan.layout import PackLayout, pack_layouts
 from rdt_plan.placement import Placement
 from rdt_plan.slices import Slice
+from rdt_plan.streams import Stream
 
-__all__ = ["Chunk", "ServeChunk", "chunked"]
+__all__ = ["Chunk", "Draft", "ServeChunk", "chunked"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,35 +66,45 @@ class Chunk:
     complete: tuple[str, ...]
 
 
-def chunked(placements: Iterable[Placement], max_chunk_bytes: int) -> list[list[Piece]]:
-    """Deduplicate, cut and gather copies of one owner and group into chunks, in first-use order.
+class Draft(NamedTuple):
+    """A chunk that is not numbered yet: its slices, the copies of each, and where they start."""
 
-    Equal slices are packed once. A slice is cut with all its placements, before pieces are
-    compared, so that pieces that two slices share are packed once too. A chunk is closed when
-    its next piece would take it past ``max_chunk_bytes``; a piece that cannot be cut further
-    may exceed that alone. No slice may be empty.
+    slices: Sequence[Slice]
+    copies: Sequence[tuple[Placement, ...]]
+    layout: PackLayout
 
-    >>> copies = [
-    ...     Placement(Slice("w", "int8", 0, (n,), (1,)), "m", "p", 0, (n,), (1,), "int8", (1,))
-    ...     for n in (40, 40, 8)
-    ... ]
-    >>> [[(s.numel, len(p)) for s, p in chunk] for chunk in chunked(copies, 48)]
-    [[(40, 2)], [(8, 1)]]
+
+def chunked(stream: Stream, max_chunk_bytes: int) -> list[Draft]:
+    """Cut and gather what one owner serves of one group into chunks, in first-use order.
+
+    A slice is cut with all its placements, before pieces are compared, so that pieces that two
+    slices share are packed once too. A chunk is closed when its next piece would take it past
+    ``max_chunk_bytes``; a piece that cannot be cut further may exceed that alone. No slice may be
+    empty.
+
+    >>> slices = [Slice("w", "int8", 0, (n,), (1,)) for n in (40, 8)]
+    >>> copies = [Placement(s, "m", "p", 0, s.shape, (1,), "int8", (1,)) for s in slices]
+    >>> stream = {slices[0]: (copies[0],), slices[1]: (copies[1],)}
+    >>> [[slice_.numel for slice_ in draft.slices] for draft in chunked(stream, 48)]
+    [[40], [8]]
     """
-    by_slice: dict[Slice, list[Placement]] = {}
-    for placement in placements:
-        by_slice.setdefault(placement.slice, []).append(placement)
-    pieces: dict[Slice, tuple[Placement, ...]] = {}
-    for slice_, copies in by_slice.items():
-        for piece, piece_copies in cut(slice_, copies, max_chunk_bytes):
-            pieces[piece] = pieces.get(piece, ()) + piece_copies
-    chunks: list[list[Piece]] = []
-    end = 0
-    for piece, piece_copies in pieces.items():
-        start = align(end)
-        if not chunks or start + piece.num_bytes > max_chunk_bytes:
-            chunks.append([])
-            start = 0
-        chunks[-1].append((piece, piece_copies))
-        end = start + piece.num_bytes
-    return chunks
+    sizes = [prod(slice_.shape) * ITEM_BYTES[slice_.dtype] for slice_ in stream]
+    if max(sizes) > max_chunk_bytes:
+        stream = _fitting(stream, max_chunk_bytes)
+        sizes = [slice_.num_bytes for slice_ in stream]
+    slices, copies = list(stream), list(stream.values())
+    drafts = []
+    start = 0
+    for layout in pack_layouts(sizes, max_chunk_bytes):
+        end = start + len(layout.offsets)
+        drafts.append(Draft(slices[start:end], copies[start:end], layout))
+        start = end
+    return drafts
+
+
+def _fitting(stream: Stream, max_chunk_bytes: int) -> Stream:
+    pieces: Stream = {}
+    for slice_, copies in stream.items():
+        for piece, parts in cut(slice_, copies, max_chunk_bytes):
+            pieces[piece] = pieces.get(piece, ()) + parts
+    return pieces

@@ -4,7 +4,9 @@ import hashlib
 import json
 from typing import Any
 
-__all__ = ["canonical_json", "digest_of"]
+__all__ = ["canonical_json", "digest_of", "is_digest"]
+
+_DIGITS = frozenset("0123456789abcdef")
 
 
 def canonical_json(value: Any) -> bytes:
@@ -28,3 +30,12 @@ def digest_of(kind: str, value: Any) -> str:
     False
     """
     return hashlib.sha256(canonical_json([kind, value])).hexdigest()
+
+
+def is_digest(text: object) -> bool:
+    """Whether ``text`` is spelled as `digest_of` spells a digest.
+
+    >>> is_digest(digest_of("a", [1])), is_digest("0" * 63)
+    (True, False)
+    """
+    return isinstance(text, str) and len(text) == 64 and _DIGITS.issuperset(text)

@@ -130,8 +130,8 @@ def group_schedule(manifest: "Manifest") -> tuple[int, ...]:
     next_level: dict[int, int] = {}
     levels = []
     for group in manifest.groups:
-        ranks = _ranks(manifest, group)
-        level = max(next_level.get(rank, 0) for rank in ranks)
+        ranks = manifest.ownership.ranks_of(group.index)
+        level = max((next_level.get(rank, 0) for rank in ranks), default=0)
         next_level.update(dict.fromkeys(ranks, level + 1))
         levels.append(level)
     return tuple(sorted(range(len(levels)), key=lambda index: (levels[index], index)))
@@ -145,10 +145,5 @@ def rank_schedule(manifest: "Manifest", rank: int) -> tuple[int, ...]:
     >>> rank_schedule(Manifest.build(params), 1)
     (1, 3)
     """
-    groups = manifest.groups
-    return tuple(g for g in group_schedule(manifest) if rank in _ranks(manifest, groups[g]))
-
-
-def _ranks(manifest: "Manifest", group: GatherGroup) -> set[int]:
-    """Every rank that holds a name of ``group``."""
-    return {rank for owners in {manifest.param(n).owners for n in group.names} for rank in owners}
+    ranks_of = manifest.ownership.ranks_of
+    return tuple(group for group in group_schedule(manifest) if rank in ranks_of(group))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rdt_plan.slices import Slice
 
-__all__ = ["ALIGNMENT", "PackLayout", "align", "pack_layout"]
+__all__ = ["ALIGNMENT", "PackLayout", "align", "pack_layout", "pack_layouts"]
 
 ALIGNMENT = 16
 """Every slice starts at a multiple of this many bytes: the widest element and vector load."""
@@ -45,14 +45,31 @@ def pack_layout(slices: "Iterable[Slice]") -> PackLayout:
     >>> pack_layout([Slice("a", "int8", 0, (3,), (1,)), Slice("b", "int8", 0, (5,), (1,))])
     PackLayout(offsets=(0, 16), num_bytes=21)
     """
-    offsets = []
-    end = 0
-    for slice_ in slices:
-        num_bytes = slice_.num_bytes
+    return pack_layouts([slice_.num_bytes for slice_ in slices])[0]
+
+
+def pack_layouts(sizes: Iterable[int], max_bytes: int | None = None) -> list[PackLayout]:
+    """`pack_layout` of slices of so many bytes, in as many parts as ``max_bytes`` asks for.
+
+    A part is closed when its next slice would take it past ``max_bytes``; a slice that is larger
+    is a part of its own. None: there is no limit.
+
+    >>> [layout.offsets for layout in pack_layouts([20, 30, 8], max_bytes=64)]
+    [(0, 32), (0,)]
+    """
+    layouts = []
+    offsets: list[int] = []
+    start = end = 0
+    for num_bytes in sizes:
+        if max_bytes is not None and start + num_bytes > max_bytes and offsets:
+            layouts.append(PackLayout(tuple(offsets), end))
+            offsets = []
+            start = 0
         if num_bytes == 0:
             offsets.append(0)
             continue
-        start = align(end)
         offsets.append(start)
         end = start + num_bytes
-    return PackLayout(tuple(offsets), end)
+        start = -(-end // ALIGNMENT) * ALIGNMENT
+    layouts.append(PackLayout(tuple(offsets), end))
+    return layouts

@@ -1,12 +1,16 @@
-"""Ownership: which producer ranks hold which name."""
+"""Ownership: which producer ranks hold which name, or which box of it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from rdt_plan.errors import OwnershipError
+from rdt_plan.mesh import Cell
 
 if TYPE_CHECKING:
-    from rdt_plan.manifest import Manifest
+    from rdt_plan.manifest import Manifest, ParamMeta
 
 __all__ = ["Ownership"]
 
@@ -15,47 +19,93 @@ __all__ = ["Ownership"]
 class Ownership:
     """Owner sets, numbered by first appearance so that every party derives the same table.
 
-    Pipeline stages, experts and replicas are all just owner sets.
+    The ranks that hold one name whole are an owner set, and so are those that hold one box of it:
+    pipeline stages, experts, replicas and shards are all just owner sets.
 
     Attributes:
         owner_sets: the distinct owner sets, each ascending.
-        set_by_name: index into ``owner_sets`` of every name, in manifest order.
+        set_by_name: index into ``owner_sets`` of every name held whole, in manifest order.
+        sets_by_cell: of every sharded name: that index by cell of its grid.
+        sets_by_group: the owner sets that hold something of each gather group.
     """
 
     owner_sets: tuple[tuple[int, ...], ...]
-    set_by_name: dict[str, int]
+    set_by_name: Mapping[str, int]
+    sets_by_cell: Mapping[str, Mapping[Cell, int]]
+    sets_by_group: tuple[tuple[int, ...], ...]
 
     @classmethod
     def of(cls, manifest: "Manifest") -> "Ownership":
         """Read the ownership off a manifest.
 
-        Raises:
-            OwnershipError: a parameter is placed over a mesh, which cannot be expressed yet.
-
         >>> from rdt_plan import Manifest, ParamMeta
-        >>> params = [ParamMeta("a", "int8", (1,), (0, 1)), ParamMeta("b", "int8", (1,), (1,))]
+        >>> params = [
+        ...     ParamMeta("a", "int8", (4,), (0, 1)),
+        ...     ParamMeta("b", "int8", (4,), (0, 1, 2, 3), (2, 2), ("replicate", "shard(0)")),
+        ... ]
         >>> ownership = Ownership.of(Manifest.build(params))
-        >>> ownership.owner_sets, ownership.set_of("b")
-        (((0, 1), (1,)), 1)
+        >>> ownership.owner_sets, ownership.set_by_name, ownership.sets_by_cell
+        (((0, 1), (0, 2), (1, 3)), {'a': 0}, {'b': {(0,): 1, (1,): 2}})
         """
         numbers: dict[tuple[int, ...], int] = {}
         set_by_name: dict[str, int] = {}
-        for param in manifest.params:
-            if param.mesh_shape or param.placements:
-                raise OwnershipError(
-                    f"{param.name!r}: a placement over a mesh cannot be expressed yet: expected "
-                    f"mesh_shape=() and placements=(), found mesh_shape={param.mesh_shape} and "
-                    f"placements={param.placements}; gather it whole on each of its owners"
-                )
-            set_by_name[param.name] = numbers.setdefault(param.owners, len(numbers))
-        return cls(tuple(numbers), set_by_name)
+        sets_by_cell: dict[str, Mapping[Cell, int]] = {}
+        sets_by_group: list[tuple[int, ...]] = []
+        known: dict[object, Mapping[Cell, int]] = {}  # names of one layer kind are cut alike
+        params = iter(manifest.params)
+        for group in manifest.groups:
+            found: dict[int, None] = {}
+            owners, number = None, -1
+            for param in islice(params, len(group.names)):
+                if param.mesh_shape:
+                    key = (param.shape, param.owners, param.mesh_shape, param.placements)
+                    if key not in known:
+                        known[key] = {
+                            cell: numbers.setdefault(owners, len(numbers))
+                            for cell, owners in _owners_by_cell(param).items()
+                        }
+                    sets_by_cell[param.name] = known[key]
+                    found.update(dict.fromkeys(known[key].values()))
+                    continue
+                if param.owners != owners:
+                    owners = param.owners
+                    number = numbers.setdefault(owners, len(numbers))
+                    found[number] = None
+                set_by_name[param.name] = number
+            sets_by_group.append(tuple(found))
+        return cls(tuple(numbers), set_by_name, sets_by_cell, tuple(sets_by_group))
+
+    @cached_property
+    def turns(self) -> Mapping[tuple[int, int], int]:
+        """For (owner set, group): how many earlier groups the owner set holds something of."""
+        num_groups = [0] * len(self.owner_sets)
+        turns = {}
+        for group, sets in enumerate(self.sets_by_group):
+            for number in sets:
+                turns[number, group] = num_groups[number]
+                num_groups[number] += 1
+        return turns
 
     def set_of(self, name: str) -> int:
-        """Number of the owner set of ``name``; raises `OwnershipError` when nobody holds it."""
+        """Number of the owner set that holds ``name`` whole; `OwnershipError` when none does."""
         try:
             return self.set_by_name[name]
         except KeyError:
             raise OwnershipError(
-                f"{name!r} is held by no rank: it is not in the manifest of "
-                f"{len(self.set_by_name)} names"
+                f"{name!r} is held whole by no rank: expected one of {len(self.set_by_name)} names "
+                f"of the manifest that no mesh cuts"
             ) from None
+
+    def ranks_of(self, group: int) -> frozenset[int]:
+        """The ranks that hold something of gather group ``group``."""
+        return frozenset().union(*(self.owner_sets[number] for number in self.sets_by_group[group]))
+
+
+def _owners_by_cell(param: "ParamMeta") -> dict[Cell, tuple[int, ...]]:
+    """The ranks that hold each box of ``param``, ascending."""
+    found: dict[Cell, list[int]] = {}
+    if grid := param.grid:
+        for rank, cell in zip(param.owners, grid.cells, strict=True):
+            if cell is not None:
+                found.setdefault(cell, []).append(rank)
+    return {cell: tuple(sorted(ranks)) for cell, ranks in found.items()}

@@ -6,10 +6,10 @@ key, a wrong type, sign or length raises `WireFormatError`. Incarnations and ses
 bytes as 32 lower-case hexadecimal digits; bytes travel as base64.
 """
 
-from base64 import b64decode, b64encode
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from rdt_plan._base64 import base64_of, bytes_of
 from rdt_plan._decoding import consumer_of
 from rdt_plan._encoding import consumer_form
 from rdt_plan._fields import array, digest, fields, integer, positive, rows, string
@@ -56,7 +56,7 @@ class ProducerRecord:
             "rank": self.rank,
             "incarnation": self.incarnation,
             "wire_name": self.wire_name,
-            "metadata": _base64(self.metadata),
+            "metadata": base64_of(self.metadata),
             "manifest_digest": self.manifest_digest,
         }
 
@@ -67,7 +67,7 @@ class ProducerRecord:
             rank=integer(form["rank"], "rank"),
             incarnation=_hex32(form["incarnation"], "incarnation"),
             wire_name=_name(form["wire_name"], "wire_name"),
-            metadata=_bytes(form["metadata"], "metadata", MAX_METADATA_BYTES),
+            metadata=bytes_of(form["metadata"], "metadata", MAX_METADATA_BYTES),
             manifest_digest=digest(form["manifest_digest"], "manifest_digest"),
         )
 
@@ -98,7 +98,7 @@ class JobRecord:
             "lookahead": self.lookahead,
             "num_replicas": self.num_replicas,
             "producers": [producer.to_json() for producer in self.producers],
-            "manifest": _base64(self.manifest),
+            "manifest": base64_of(self.manifest),
         }
 
     @classmethod
@@ -114,7 +114,7 @@ class JobRecord:
             lookahead=integer(form["lookahead"], "lookahead"),
             num_replicas=positive(form["num_replicas"], "num_replicas"),
             producers=rows(form["producers"], "producers", ProducerRecord.from_json),
-            manifest=_bytes(form["manifest"], "manifest", MAX_MESSAGE_BYTES),
+            manifest=bytes_of(form["manifest"], "manifest", MAX_MESSAGE_BYTES),
         )
         ranks = sorted(producer.rank for producer in record.producers)
         # Compared by length first: the number is the sender's, and a range of it must not be built.
@@ -148,7 +148,7 @@ class Subscription:
             "num_workers": self.num_workers,
             "incarnation": self.incarnation,
             "wire_name": self.wire_name,
-            "metadata": _base64(self.metadata),
+            "metadata": base64_of(self.metadata),
             "wire_version": self.wire_version,
             "plan_digest": self.plan_digest,
         }
@@ -161,7 +161,7 @@ class Subscription:
             num_workers=positive(form["num_workers"], "num_workers"),
             incarnation=_hex32(form["incarnation"], "incarnation"),
             wire_name=_name(form["wire_name"], "wire_name"),
-            metadata=_bytes(form["metadata"], "metadata", MAX_METADATA_BYTES),
+            metadata=bytes_of(form["metadata"], "metadata", MAX_METADATA_BYTES),
             wire_version=positive(form["wire_version"], "wire_version"),
             plan_digest=digest(form["plan_digest"], "plan_digest"),
             tables=(),
@@ -204,7 +204,7 @@ class Offer:
             "rank": self.rank,
             "producer_incarnation": self.producer_incarnation,
             "wire_name": self.wire_name,
-            "metadata": _base64(self.metadata),
+            "metadata": base64_of(self.metadata),
             "slots": [list(slot) for slot in self.slots],
         }
 
@@ -217,7 +217,7 @@ class Offer:
             rank=integer(form["rank"], "rank"),
             producer_incarnation=_hex32(form["producer_incarnation"], "producer_incarnation"),
             wire_name=_name(form["wire_name"], "wire_name"),
-            metadata=_bytes(form["metadata"], "metadata", MAX_METADATA_BYTES),
+            metadata=bytes_of(form["metadata"], "metadata", MAX_METADATA_BYTES),
             slots=rows(form["slots"], "slots", _slot_of),
         )
 
@@ -276,19 +276,3 @@ def _hex32(value: Any, where: str) -> str:
             f"{where}: expected 32 lower-case hexadecimal digits, found {value[:80]!r}"
         )
     return value
-
-
-def _base64(value: bytes) -> str:
-    return b64encode(value).decode("ascii")
-
-
-def _bytes(value: Any, where: str, max_bytes: int) -> bytes:
-    if len(string(value, where)) > -(-max_bytes // 3) * 4:
-        raise WireFormatError(f"{where}: expected at most {max_bytes} bytes as base64")
-    try:
-        decoded = b64decode(value, validate=True)
-    except ValueError as error:
-        raise WireFormatError(f"{where}: expected base64: {error}") from error
-    if _base64(decoded) != value:  # stray bits in the last digit
-        raise WireFormatError(f"{where}: expected canonical base64")
-    return decoded

@@ -16,9 +16,10 @@ class Router:
     """Block-and-rotate M:N routing for the workers of one inference deployment.
 
     With at least as many owners as workers, each worker has a block of owners to itself and
-    rotates through it by gather group; with fewer, neighbouring workers share an owner. Every
-    deployment resolves worker *w* alike, and all names of one owner set and group have one
-    producer.
+    rotates through it; with fewer, neighbouring workers share an owner. The rotation counts only
+    the gather groups that the owner set holds something of, so none of its ranks is skipped where
+    layers alternate between owner sets. Deployments of one size resolve worker *w* alike, and all
+    names of one owner set and group have one producer.
 
     Attributes:
         ownership: the owner sets.
@@ -36,23 +37,25 @@ class Router:
         """The rank that serves gather group ``group`` of ``owner_set`` to ``worker``.
 
         Raises:
-            RoutingError: the worker or the owner set does not exist.
+            RoutingError: the worker does not exist, or nothing of the group is the owner set's.
 
         >>> from rdt_plan import Manifest, Ownership, ParamMeta
-        >>> params = [ParamMeta("a", "int8", (1,), (0, 1, 2, 3))]
+        >>> params = [ParamMeta(f"l.{i}.w", "int8", (1,), (0, 1, 2, 3)) for i in range(3)]
         >>> router = Router(Ownership.of(Manifest.build(params)), num_workers=2)
         >>> [router.producer(0, worker=1, group=group) for group in range(3)]
         [2, 3, 2]
         """
         self.check_worker(worker)
-        if not 0 <= owner_set < len(self.ownership.owner_sets):
+        turn = self.ownership.turns.get((owner_set, group))
+        if turn is None:
             raise RoutingError(
-                f"expected one of {len(self.ownership.owner_sets)} owner sets, found {owner_set}"
+                f"expected one of {len(self.ownership.owner_sets)} owner sets and a gather group "
+                f"it holds something of, found owner set {owner_set} and group {group}"
             )
         owners = self.ownership.owner_sets[owner_set]
         first = worker * len(owners) // self.num_workers
         end = (worker + 1) * len(owners) // self.num_workers
-        return owners[first + group % max(end - first, 1)]
+        return owners[first + turn % max(end - first, 1)]
 
     def check_worker(self, worker: int) -> None:
         """Raise `RoutingError` unless the deployment has this worker."""

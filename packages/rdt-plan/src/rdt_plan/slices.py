@@ -6,9 +6,8 @@ operation's name ever crosses the wire.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rdt_plan.dtypes import item_bytes
 from rdt_plan.errors import SliceError
@@ -19,9 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["Slice", "canonical", "check_bounds", "contiguous_stride", "last_element", "whole"]
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Slice:
-    """A canonical strided region of the full, contiguous source tensor ``name``.
+class Slice(NamedTuple):
+    """A canonical strided region of the contiguous source tensor ``name``.
+
+    That tensor is the full one, or, in a chunk, what the chunk's owner holds of it.
 
     Attributes:
         name: the source tensor's name in the manifest.

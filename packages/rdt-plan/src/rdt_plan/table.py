@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rdt_plan.chunks import ServeChunk
-from rdt_plan.errors import ManifestError, PlanError
+from rdt_plan.digest import is_digest
+from rdt_plan.errors import ManifestError, PlanError, SliceError
 from rdt_plan.groups import rank_schedule
 from rdt_plan.identity import ConsumerId
 from rdt_plan.layout import align, pack_layout
@@ -46,9 +47,24 @@ def check_table(table: ChunkTable, manifest: "Manifest", rank: int) -> None:
             give.
         SliceError: a slice is not canonical or leaves its tensor.
     """
+    try:
+        _check_rows(table, manifest, rank)
+    except (PlanError, SliceError) as error:
+        raise type(error)(
+            f"{error}; build the plan from the manifest and the settings of the job, with one "
+            "release of rdt-plan on both sides"
+        ) from None
+
+
+def _check_rows(table: ChunkTable, manifest: "Manifest", rank: int) -> None:
     where = f"chunk table of {table.consumer} for rank {table.owner}"
     if table.owner != rank:
         raise PlanError(f"{where}: expected a table for rank {rank}")
+    if not is_digest(table.plan_digest):
+        raise PlanError(
+            f"{where}: expected the plan's digest, 64 lower-case hexadecimal digits, found "
+            f"{table.plan_digest[:80]!r}"
+        )
     if table.num_slots < 1:
         raise PlanError(f"{where}: expected at least 1 slot, found {table.num_slots}")
     positions = {group: at for at, group in enumerate(rank_schedule(manifest, rank))}
@@ -84,16 +100,22 @@ def _check_chunk(chunk: ServeChunk, manifest: "Manifest", rank: int, here: str) 
             param = manifest.param(slice_.name)
         except ManifestError as error:
             raise PlanError(f"{here}: {error}") from None
-        if rank not in param.owners:
+        held = param.held_by(rank)
+        if held is None:
             raise PlanError(
-                f"{here}: {slice_.name!r} is held by ranks {param.owners}, not by rank {rank}"
+                f"{here}: {slice_.name!r} is held by ranks {param.holders}, not by rank {rank}"
             )
         if manifest.group_of(slice_.name) != chunk.group:
             raise PlanError(
                 f"{here}: expected names of gather group {chunk.group}, found {slice_.name!r} "
                 f"of group {manifest.group_of(slice_.name)}"
             )
-        check_bounds(slice_, param)
+        try:
+            check_bounds(slice_, held)
+        except SliceError as error:
+            raise SliceError(f"{here}: {error}") from None
+    if len(set(chunk.slices)) < len(chunk.slices):  # a ring is as large as its chunks say
+        raise PlanError(f"{here}: expected each slice once, found one twice in {chunk.tensors}")
     layout = pack_layout(chunk.slices)
     if layout.num_bytes == 0:
         raise PlanError(f"{here}: expected a chunk of at least 1 byte, found an empty one")

@@ -10,7 +10,7 @@ import torch
 from rdt_plan import LayoutError, ParamMeta, ServeChunk, Slice, SliceError
 from rdt_plan.layout import ALIGNMENT
 
-__all__ = ["PackList", "check_source", "read_slice", "torch_dtype"]
+__all__ = ["PackList", "check_held", "check_source", "read_slice", "torch_dtype"]
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -22,7 +22,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def check_source(meta: ParamMeta, tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` as the full, contiguous source of ``meta``: itself, or a contiguous copy.
+    """``tensor`` as the contiguous source that ``meta`` describes: itself, or a contiguous copy.
 
     Its bytes start at a multiple of 16, in memory and in its storage, so that slices of a larger
     dtype can be viewed in it.
@@ -39,6 +39,17 @@ def check_source(meta: ParamMeta, tensor: torch.Tensor) -> torch.Tensor:
     source = tensor.detach().resolve_conj().resolve_neg().contiguous()
     start = source.storage_offset() * source.element_size()
     return source.clone() if source.data_ptr() % ALIGNMENT or start % ALIGNMENT else source
+
+
+def check_held(meta: ParamMeta, rank: int, tensor: torch.Tensor) -> torch.Tensor:
+    """`check_source` for what ``rank`` holds of ``meta``: the whole, or its piece over a mesh."""
+    held = meta.held_by(rank)
+    if held is None:
+        raise SliceError(
+            f"{meta.name}: rank {rank} yielded a tensor, but the manifest says that ranks "
+            f"{meta.holders} hold it; yield only what metadata() says this rank holds"
+        )
+    return check_source(held, tensor)
 
 
 def read_slice(tensor: torch.Tensor, region: Slice) -> torch.Tensor:

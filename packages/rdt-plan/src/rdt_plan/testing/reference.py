@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
+from operator import mul
 
 from rdt_plan.chunks import ServeChunk
 from rdt_plan.dtypes import item_bytes
+from rdt_plan.manifest import ParamMeta
 from rdt_plan.placement import Placement
-from rdt_plan.slices import Slice
+from rdt_plan.slices import Slice, contiguous_stride
 
-__all__ = ["elements", "pack_slice", "place", "serve_chunk"]
+__all__ = ["elements", "pack_slice", "piece_bytes", "place", "serve_chunk"]
 
 
 def elements(offset: int, shape: Sequence[int], stride: Sequence[int]) -> Iterator[int]:
@@ -28,6 +30,16 @@ def pack_slice(slice_: Slice, source: bytes) -> bytes:
         source[element * item : (element + 1) * item]
         for element in elements(slice_.offset, slice_.shape, slice_.stride)
     )
+
+
+def piece_bytes(meta: ParamMeta, rank: int, source: bytes) -> bytes:
+    """What ``rank`` holds of ``meta``, as contiguous bytes, of the bytes of the whole tensor."""
+    box = meta.box(rank)
+    if box is None:
+        return b""
+    stride = contiguous_stride(meta.shape)
+    offset = sum(map(mul, box.start, stride))
+    return pack_slice(Slice(meta.name, meta.dtype, offset, box.shape, stride), source)
 
 
 def place(placement: Placement, packed: bytes, destination: bytearray) -> None:

@@ -6,6 +6,7 @@ from rdt_plan.manifest import Manifest, ParamMeta
 from rdt_plan.placement import Fill, Placement, Write
 from rdt_plan.plan import ConsumerId, SyncPlan, build_plan
 from rdt_plan.slices import Slice, canonical, contiguous_stride
+from rdt_plan.testing.meshes import over_a_mesh
 
 __all__ = [
     "dtype_names",
@@ -46,7 +47,7 @@ def param_metas(
 def manifests(draw: st.DrawFn, max_ranks: int = 4, max_layers: int = 3) -> Manifest:
     """Up to two stacks of layers between un-indexed names, held by up to ``max_ranks`` ranks.
 
-    Held by all ranks, by pipeline stages, by experts (name by name), or by anybody.
+    Held by all ranks, by pipeline stages, by experts (name by name), by anybody, or over meshes.
     """
     parts = [[f"embed.{c}" for c in "ab"[: draw(st.integers(0, 2))]]]
     for stack in ("model.layers", "visual.blocks")[: draw(st.integers(1, 2))]:
@@ -56,7 +57,7 @@ def manifests(draw: st.DrawFn, max_ranks: int = 4, max_layers: int = 3) -> Manif
     ranks = range(draw(st.integers(1, max_ranks)))
     some = st.sets(st.sampled_from(ranks), min_size=1).map(lambda found: tuple(sorted(found)))
     one = st.sampled_from(ranks).map(lambda rank: (rank,))
-    held = draw(st.sampled_from(("stages", "experts", "anybody", "everybody")))
+    held = draw(st.sampled_from(("stages", "experts", "anybody", "everybody", "meshes")))
     params = []
     for at, names in enumerate(parts):
         stage = (at * len(ranks) // len(parts),)
@@ -64,7 +65,10 @@ def manifests(draw: st.DrawFn, max_ranks: int = 4, max_layers: int = 3) -> Manif
             owners = {"everybody": st.just(tuple(ranks)), "stages": st.just(stage)}.get(
                 held, one if held == "experts" else some
             )
-            params.append(draw(param_metas(name, draw(owners))))
+            param = draw(param_metas(name, draw(owners)))
+            if held == "meshes" and draw(st.integers(0, 3)):
+                param = draw(over_a_mesh(param, ranks))
+            params.append(param)
     return Manifest.build(params)
 
 

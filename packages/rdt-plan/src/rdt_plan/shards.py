@@ -1,0 +1,204 @@
+"""Shards: a slice and everything that is copied from it, in pieces that lie in one box each.
+
+A piece is a slice of what the box's owners hold, a contiguous tensor of the box's shape, so packing
+and checking it is the same as for a tensor held whole.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+from rdt_plan._walks import Loop, Walk, split
+from rdt_plan.cutting import Piece
+from rdt_plan.dtypes import item_bytes
+from rdt_plan.errors import OwnershipError, SliceError
+from rdt_plan.mesh import Cell
+from rdt_plan.placement import Placement
+from rdt_plan.slices import Slice, canonical, contiguous_stride
+
+if TYPE_CHECKING:
+    from rdt_plan.manifest import ParamMeta
+
+__all__ = ["cut_at_borders"]
+
+Dims = tuple[tuple[int, tuple[int, ...]], ...]
+"""For each dim of a tensor: after how many elements it repeats, and its borders in elements."""
+
+
+def cut_at_borders(
+    slice_: Slice, placements: Sequence[Placement], meta: "ParamMeta"
+) -> list[tuple[Cell, Piece]]:
+    """Cut ``slice_`` of ``meta`` and its ``placements`` together, at the borders of its boxes.
+
+    The pieces of a cell read what its owners hold: their offsets and strides count in a contiguous
+    tensor of the box's shape. No element is in two pieces, and a piece that no placement reads is
+    left out. Rows, columns, narrowed and transposed slices give one piece a box.
+
+    Raises:
+        SliceError: a border lies within an element of the slice's dtype.
+
+    >>> from rdt_plan import ParamMeta, whole
+    >>> meta = ParamMeta("w", "int8", (2, 6), (0, 1), (2,), ("shard(1)",))
+    >>> copy = Placement(whole(meta), "m", "p", 0, (2, 6), (6, 1), "int8", (6, 1))
+    >>> for cell, (piece, (part,)) in cut_at_borders(copy.slice, [copy], meta):
+    ...     print(cell, piece.shape, part.offset, part.shape, part.stride)
+    (0, 0) (6,) 0 (2, 3) (6, 1)
+    (0, 1) (6,) 3 (2, 3) (6, 1)
+    """
+    shares = _shares(
+        _dims(slice_, meta),
+        (slice_.offset, slice_.shape, slice_.stride),
+        tuple((copy.shape, copy.source_stride, copy.stride) for copy in placements),
+    )
+    pieces = []
+    for cell, source, copies in shares:
+        shape, stride, _ = _columns(source)
+        piece = canonical(slice_.name, slice_.dtype, source.at, shape, stride)
+        landed = []
+        for number, walk in copies:
+            shape, source_stride, stride = _columns(walk)
+            copy = placements[number]
+            landed.append(
+                Placement(
+                    slice=piece,
+                    module=copy.module,
+                    param=copy.param,
+                    offset=copy.offset + walk.twin,
+                    shape=shape,
+                    stride=stride,
+                    dtype=copy.dtype,
+                    source_stride=source_stride,
+                )
+            )
+        pieces.append((cell, (piece, tuple(landed))))
+    return pieces
+
+
+def _dims(slice_: Slice, meta: "ParamMeta") -> Dims:
+    """Periods and borders of each dim of ``meta``, in elements of the slice's dtype."""
+    grid = meta.grid
+    if grid is None:
+        raise OwnershipError(f"{meta.name!r} is held whole: expected a mesh that cuts it")
+    item = item_bytes(slice_.dtype)
+    row_bytes = [step * item_bytes(meta.dtype) for step in contiguous_stride(meta.shape)]
+    dims = []
+    for dim, (borders, num_bytes) in enumerate(zip(grid.borders, row_bytes, strict=True)):
+        *inner, period = [border * num_bytes for border in borders]
+        if prod(meta.shape[:dim]) == 1:  # it never repeats, and may end in part of an element
+            period = -(-period // item) * item
+        if len(borders) > 2 and any(border % item for border in (*inner, period)):
+            raise SliceError(
+                f"{slice_.name!r}: expected pieces of whole {slice_.dtype} elements, found dim "
+                f"{dim} of {meta.dtype}{list(meta.shape)} cut at {borders}; view it as "
+                f"{meta.dtype}, or gather the tensor whole on its owners"
+            )
+        dims.append((period // item, tuple(border // item for border in (*inner, period))))
+    return tuple(dims)
+
+
+Region = tuple[int, tuple[int, ...], tuple[int, ...]]
+
+
+class _Share(NamedTuple):
+    """A piece: its cell, what it reads there, and for each copy that reads it where it lands."""
+
+    cell: Cell
+    source: Walk
+    copies: tuple[tuple[int, Walk], ...]
+
+
+@lru_cache(maxsize=4096)  # a model's layers are alike
+def _shares(
+    dims: Dims,
+    source: Region,
+    copies: tuple[tuple[tuple[int, ...], ...], ...],
+) -> tuple[_Share, ...]:
+    """The pieces of a region of a tensor and of what is copied from its packed elements."""
+    offset, shape, stride = source
+    walk = _walk(offset, shape, stride, contiguous_stride(shape))
+    parts: list[tuple[Cell, Walk]] = [((), walk)]
+    for period, borders in dims:
+        parts = [
+            ((*cell, interval), part)
+            for cell, walk in parts
+            for interval, part in (
+                split(walk, period, borders) if len(borders) > 2 else [(0, walk)]
+            )
+        ]
+    targets = [_walk(0, *copy) for copy in copies]
+    numel = prod(shape)
+    shares = []
+    parts.reverse()
+    while parts:
+        cell, part = parts.pop()
+        landed = [
+            (number, walk)
+            for number, target in enumerate(targets)
+            for walk in _within(target, part, numel)
+        ]
+        # A copy reads its packed slice from the first element on.
+        starts = sorted({walk.at for _, walk in landed if walk.at})
+        if starts:
+            ends = [_packed(part, start) for start in starts]
+            parts += [(cell, each) for each in reversed(_parted(part, ends, numel))]
+        elif landed:
+            shares.append(_Share(cell, part, tuple(landed)))
+    return tuple(shares)
+
+
+def _walk(at: int, shape: Sequence[int], stride: Sequence[int], twin_stride: Sequence[int]) -> Walk:
+    loops = map(Loop, shape, stride, twin_stride)
+    return Walk(at, 0, tuple(loop for loop in loops if loop.times > 1))
+
+
+def _columns(walk: Walk) -> tuple[tuple[int, ...], ...]:
+    """Shape, steps and twin steps of a walk."""
+    return tuple(zip(*walk.loops, strict=True)) if walk.loops else ((), (), ())
+
+
+def _within(walk: Walk, part: Walk, numel: int) -> Iterator[Walk]:
+    """The parts of ``walk``, over packed elements, that lie in ``part``; counted in that alone.
+
+    The packed elements of a part are its twin positions: digits of a number, one a loop.
+    """
+    walks = [walk]
+    start, period = part.twin, numel
+    for number, (times, _, step) in enumerate(part.loops):
+        inner = sum((loop.times - 1) * loop.twin_step for loop in part.loops[number + 1 :])
+        rest = start % step
+        if rest + inner >= step or start - rest + times * step > period:
+            rest = max(start + times * step - period, 0)
+        walks = _kept(walks, start - rest, times * step, period)
+        start, period = rest, step
+    return iter(_kept(walks, start, 1, period))
+
+
+def _kept(walks: Sequence[Walk], start: int, width: int, period: int) -> list[Walk]:
+    """What of ``walks`` lies in the ``width`` positions from ``start`` on in each period."""
+    borders = sorted({0, start, start + width, period})
+    wanted = borders.index(start)
+    return [part for walk in walks for at, part in split(walk, period, borders) if at == wanted]
+
+
+def _packed(part: Walk, number: int) -> int:
+    """The packed element that is element ``number`` of ``part``."""
+    at = part.twin
+    for loop in reversed(part.loops):
+        number, turn = divmod(number, loop.times)
+        at += turn * loop.twin_step
+    return at
+
+
+def _parted(part: Walk, starts: Sequence[int], numel: int) -> list[Walk]:
+    """``part`` cut before each of the packed elements ``starts``."""
+    borders = (0, *starts, numel)
+    packed = Walk(part.twin, part.at, tuple(Loop(n, twin, step) for n, step, twin in part.loops))
+    return [
+        Walk(
+            each.twin,
+            each.at + borders[interval],
+            tuple(Loop(n, step, twin) for n, twin, step in each.loops),
+        )
+        for interval, each in split(packed, numel, borders)
+    ]
