@@ -4,11 +4,25 @@ from collections.abc import Iterator
 
 import pytest
 
+from rdt_vllm.testing.leftovers import Footprint
 from rdt_vllm.testing.serving import EngineCache
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Set up first and ended last: around every engine, cluster, server and trainer of a session.
+
+    What it finds is an error of the session's last test.
+    """
+    before = Footprint.take()
+    yield
+    assert before.left() == []
+
+
 @pytest.fixture(scope="session")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineCache]:
+def engines(
+    tmp_path_factory: pytest.TempPathFactory, nothing_is_left: None
+) -> Iterator[EngineCache]:
     """Real vLLMs, shared by the whole session and stopped at its end."""
     cache = EngineCache(tmp_path_factory.mktemp("engines"))
     yield cache

@@ -17,7 +17,7 @@ from rdt_vllm.testing.tiny_models import TINY_MODELS, draw_weights
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-LAYOUTS = [("qwen3", 1), ("llama-tied", 1), ("qwen3", 2), ("qwen2", 2)]
+LAYOUTS = [("qwen3", 1), ("llama-tied", 1), ("qwen3-moe", 2), ("qwen2", 2), ("qwen3", 2)]
 TIMEOUT_SECONDS = 60.0
 
 

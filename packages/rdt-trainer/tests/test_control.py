@@ -54,7 +54,7 @@ class Ends:
     def __init__(self) -> None:
         self.errors: list[BaseException | None] = []
 
-    def __call__(self, error: BaseException | None) -> None:
+    def __call__(self, replica: int, error: BaseException | None) -> None:
         self.errors.append(error)
 
 
@@ -62,7 +62,7 @@ def test_every_client_is_driven_through_one_update():
     clients, ends = [Deployment(), Deployment()], Ends()
     control = Control(clients)
     control.init({0: {"replica": 0}, 1: {"replica": 1}}, 10)
-    control.sync({"epoch": 4}, "4", ends)
+    control.sync([0, 1], {"epoch": 4}, "4", ends)
     assert control.wait(10)
     assert control.close(10) == []
     assert ends.errors == [None, None]
@@ -80,12 +80,44 @@ def test_every_client_is_driven_through_one_update():
 def test_an_error_ends_that_clients_update(call):
     client, ends = Deployment(failing_in(call)), Ends()
     control = Control([client])
-    control.sync({}, None, ends)
+    control.sync([0], {}, None, ends)
     assert control.wait(10)
     (error,) = ends.errors
     assert error.server_text == "out of memory"
     assert client.calls[-1][0] == call
     control.close(10)
+
+
+def test_only_the_replicas_that_are_named_are_driven():
+    clients, ended = [Deployment(), Deployment(), Deployment()], []
+    control = Control(clients)
+    control.sync([2, 0], {}, None, lambda replica, error: ended.append(replica))
+    assert control.wait(10)
+    assert sorted(ended) == [0, 2]
+    assert clients[1].calls == []
+    control.close(10)
+
+
+def test_each_replica_is_attached_for_itself():
+    release = threading.Event()
+    clients = [
+        Deployment(failing_in("init")),
+        Deployment(),
+        Deployment(lambda call: waiting_in("init", call, release)),
+    ]
+    control = Control(clients)
+    try:
+        errors = control.init_each({0: {}, 1: {}, 2: {}}, 0.1)
+        assert sorted(errors) == [0, 2]
+        assert "out of memory" in str(errors[0])
+        assert "end of init() on replica 2 (deployment); raise" in str(errors[2])
+        assert [control.is_busy(replica) for replica in range(3)] == [False, False, True]
+        assert not control.wait(0.01)
+        assert control.wait(0, [0, 1])
+    finally:
+        release.set()
+        assert control.wait(30)
+        control.close(30)
 
 
 def test_init_raises_the_first_error_without_waiting_for_the_others():
@@ -149,7 +181,7 @@ def test_a_client_that_does_not_return_is_named_and_not_waited_for():
     release = threading.Event()
     control = Control([Deployment(lambda call: waiting_in("start", call, release))])
     try:
-        control.sync({}, None, Ends())
+        control.sync([0], {}, None, Ends())
         assert not control.wait(0.01)
         assert control.close(0.01) == ["replica 0 (deployment) is still in a call"]
     finally:
@@ -183,7 +215,7 @@ def test_what_waits_behind_a_call_that_hangs_is_never_made():
     release = threading.Event()
     client, ends = Deployment(lambda call: waiting_in("start", call, release)), Ends()
     control = Control([client])
-    control.sync({}, None, ends)
+    control.sync([0], {}, None, ends)
     assert control.close(0.01) == ["replica 0 (deployment) is still in a call"]
     (thread,) = [each._thread for each in control._threads]
     release.set()
@@ -201,7 +233,7 @@ class Hangs:
         print("in a call", flush=True)
         threading.Event().wait()
 
-Control([Hangs()]).sync({}, None, print)
+Control([Hangs()]).sync([0], {}, None, print)
 """
 
 

@@ -183,7 +183,7 @@ def test_a_server_that_refuses_fails_the_sync_on_all(ranks, call):
     errors = ranks.send()
     assert [type(error) for error in errors] == [SyncFailedError, SyncFailedError]
     assert isinstance(errors[0].__cause__, ClientError)
-    assert "trainer rank 0" in str(errors[1])
+    assert str(errors[0]) == str(errors[1])
     assert "no memory" in str(errors[1])
     assert [source.passes for source in ranks.sources] == [1, 1]
     ranks.assert_sent()

@@ -169,7 +169,9 @@ class OneWorkerFails(TorchEngineClient):
         try:
             self._fail("finish", worker)
         except ZeroDivisionError as error:
-            self._clients[worker].fail(self._epoch, str(error))  # as workers do
+            consumer = self._consumers[worker]  # as workers do
+            name, incarnation = consumer.plan.consumer, consumer.incarnation.hex()
+            self._clients[worker].drop(name, incarnation, str(error), epoch=self._epoch)
             raise
         super()._finish(worker)
 
@@ -202,4 +204,7 @@ def test_the_next_sync_heals_what_one_worker_missed(make_wire, call):
                 assert torch.equal(received["bias"], client.shard(worker, module.bias))
     healed = ["start", "update", "finish"]
     failed = healed if call == "finish" else healed[:2]
-    assert client.calls == ["init", *[*failed, *healed] * 2, "shutdown"]
+    assert client.calls == [
+        *["init", *failed, "init", *healed, *failed, "init", *healed],
+        "shutdown",
+    ]

@@ -57,7 +57,7 @@ def test_the_rest_of_the_source_is_discarded_while_others_may_gather_it(stage, c
 
 @pytest.mark.parametrize("stage", UNFINISHED)
 def test_the_producer_is_stopped_once_it_has_begun(stage):
-    consequence = state_in(stage).fail(Cause.CLIENT, RuntimeError())
+    consequence = state_in(stage).fail(Cause.PRODUCER, RuntimeError())
     assert consequence.stop == (stage is not Stage.BEGIN)
 
 

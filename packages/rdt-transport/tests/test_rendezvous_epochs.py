@@ -9,11 +9,15 @@ from rdt_transport.errors import (
     TornError,
 )
 from rdt_transport.rendezvous import (
+    DroppedReplica,
     EpochFailed,
+    EpochOutcome,
 )
 from rdt_transport.rendezvous import requests as ask
 from rdt_transport.testing.job_records import make_subscription
 from rdt_transport.testing.state_driver import StateDriver, commit, subscribe
+
+ABSENT = "it took no part: it is not attached"
 
 
 @pytest.fixture
@@ -125,19 +129,20 @@ def test_next_epoch_waits_for_the_rank_that_comes_late() -> None:
 def test_end_of_an_epoch_can_be_awaited(driver: StateDriver) -> None:
     client, _ = driver.producer(0)
     worker, subscription = driver.consumer(0, 0)
-    early = driver.start(client, ask.AwaitClose(1))
+    early = driver.start(client, ask.AwaitClose(0, 1))
     driver.call(client, ask.Begin(0, 1))
-    late = driver.start(client, ask.AwaitClose(1), 1.0)
+    late = driver.start(client, ask.AwaitClose(0, 1), 1.0)
     driver.sleep(1.0)
     with pytest.raises(RendezvousTimeoutError, match="consumer r0w0 has not committed epoch 1"):
         driver.end(late)
 
     driver.call(worker, commit(subscription, 1))
 
-    assert driver.end(early) is None
+    assert driver.end(early) == EpochOutcome(1, (0,), (DroppedReplica(1, ABSENT),))
     driver.call(client, ask.Begin(0, 2))
-    assert driver.call(client, ask.AwaitClose(1)) is None
-    waiting = driver.start(client, ask.AwaitClose(2))
+    with pytest.raises(RendezvousError, match="epoch 1 is over"):
+        driver.call(client, ask.AwaitClose(0, 1))
+    waiting = driver.start(client, ask.AwaitClose(0, 2))
     driver.call(worker, ask.Fail(2, "out of memory"))
     with pytest.raises(EpochFailedError, match="out of memory"):
         driver.end(waiting)
@@ -229,8 +234,9 @@ def test_failing_what_is_not_open(driver: StateDriver) -> None:
         driver.call(client, ask.Fail(1, "early"))
     driver.call(client, ask.Begin(0, 1))
     driver.call(worker, commit(subscription, 1))
+    driver.call(client, ask.AwaitClose(0, 1))
 
-    driver.call(client, ask.Fail(1, "late"))  # everybody has committed
+    driver.call(client, ask.Fail(1, "late"))  # its end was told
 
     assert driver.events[worker] == []
     assert driver.call(client, ask.Begin(0, 2)).epoch == 2

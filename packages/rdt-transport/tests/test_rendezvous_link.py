@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+import time
 
 import pytest
 
@@ -66,3 +67,14 @@ def test_a_listener_that_does_not_return_is_logged_by_close(
         join_all("rdt-events")
     assert f"rdt-events of the client of {host.address} has not ended within 0.1 s" in caplog.text
     assert "may still run" in caplog.text
+
+
+def test_a_server_that_is_slow_for_less_than_a_lease_is_waited_for(
+    host: LocalHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine that is overloaded: it is alive by its lease, so its own answer counts."""
+    monkeypatch.setattr(_link, "_GRACE_SECONDS", 0.1)
+    with RendezvousClient(host.address) as client:
+        host._loop.call_soon_threadsafe(time.sleep, 1.0)
+        with pytest.raises(RendezvousTimeoutError, match=r"waited 0\.1 s: producer"):
+            client.job(0.1)

@@ -13,7 +13,9 @@ from rdt_transport.errors import RendezvousProtocolError
 from rdt_transport.rendezvous import (
     ConsumerDropped,
     ConsumerLeft,
+    DroppedReplica,
     EpochFailed,
+    EpochOutcome,
     ProducerLost,
     SessionChanged,
 )
@@ -67,7 +69,9 @@ REQUESTS = [
     ask.GetEpoch(7),
     ask.Commit(CONSUMER, incarnation(), 7),
     ask.Fail(7, 'it "broke"\n\ud800'),
+    ask.AwaitClose(1, 7),
     ask.Drop(CONSUMER, incarnation(), ""),
+    ask.Drop(CONSUMER, incarnation(), "", 7),
     ask.Leave(),
 ]
 EVENTS = [
@@ -104,6 +108,7 @@ def test_events_come_back(event: PushedEvent) -> None:
         (ask.GetJob(), JOB),
         (ask.Begin(0, 1), EPOCH),
         (ask.GetOffers(CONSUMER, incarnation()), (OFFER, OFFER)),
+        (ask.AwaitClose(0, 3), EpochOutcome(3, (0, 2), (DroppedReplica(1, "it left"),))),
         (ask.ListSubscriptions(), (CONSUMER, ConsumerId(0, 0))),
         (ask.GetSubscription(CONSUMER), None),
         (ask.GetSubscription(CONSUMER), SEALED),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rdt_plan import WIRE_VERSION, ConsumerId
+from rdt_plan import WIRE_VERSION, ConsumerId, Manifest, ParamMeta, encode_manifest
 from rdt_plan.records import Subscription
 from rdt_transport.errors import (
     DisagreementError,
@@ -90,6 +90,26 @@ def test_manifests_that_differ_disagree() -> None:
     assert "c" * 64 in str(caught.value)
 
 
+def test_the_first_difference_of_two_manifests_is_named() -> None:
+    driver = StateDriver(num_producers=2)
+    manifests = [Manifest.build([ParamMeta("w", "int8", shape)]) for shape in ((4,), (2, 2))]
+    calls = []
+    for rank, manifest in enumerate(manifests):
+        record = make_producer(rank, manifest_digest=manifest.digest)
+        calls.append(driver.start(driver.connect(), ask.Publish(record, encode_manifest(manifest))))
+
+    driver.end(calls[0])
+    with pytest.raises(
+        DisagreementError,
+        match=r"'w': shape is \(4,\) on producer 0, \(2, 2\) on producer 1; .*make metadata equal",
+    ):
+        driver.end(calls[1])
+
+    record = make_producer(1, manifest_digest=manifests[0].digest)
+    driver.call(driver.connect(), ask.Publish(record, encode_manifest(manifests[0])))
+    assert len(driver.call(driver.connect(), ask.GetJob()).producers) == 2
+
+
 def test_rank_outside_the_job_is_refused(driver: StateDriver) -> None:
     with pytest.raises(DisagreementError, match="producer 1 is not one of the job's 1"):
         driver.producer(1)
@@ -114,7 +134,8 @@ def test_new_producer_incarnation_is_a_new_session(goodbye: bool) -> None:
 
     after = driver.end(waiting).session
     assert after != before
-    lost, changed = driver.events[worker]
+    failed, lost, changed = driver.events[worker]
+    assert failed.epoch == 1  # no rank had asked how it ended
     assert isinstance(lost, ProducerLost)
     assert lost.rank == 0
     assert ("left" if goodbye else "its connection closed") in lost.reason

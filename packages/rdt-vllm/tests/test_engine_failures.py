@@ -105,7 +105,7 @@ def test_a_failed_sync_tears_and_the_next_one_heals(
         engine.update_weights(trainer.update_info()["update_info"])
     with pytest.raises(WorkerTornError):
         engine.drain_pending()
-    if failure == "commit":  # dropped: it must join again
+    if failure != "abort":  # dropped: it must join again
         trainer.attach()
         assert engine.torn
     observe(llm)
@@ -134,6 +134,33 @@ def test_what_is_wrong_in_an_update_is_refused_before_anything_is_touched(
     observe(llm)
     trainer.send(weights_of(folders[1]))
     assert check_exact(llm, folders[1]).ok
+
+
+def test_an_update_or_a_finish_without_a_start_changes_nothing(
+    llm: Any,
+    engine: RdtWeightTransferEngine,
+    make_trainer: Callable[..., SingleTrainer],
+    folders: list[Path],
+) -> None:
+    """vLLM refuses it on the way to the engine, and the engine whoever calls it directly."""
+    trainer = make_trainer()
+    trainer.attach()
+    observe(llm)
+    trainer.send(weights_of(folders[1]))
+    for call in (lambda: llm.update_weights(trainer.update_info()), llm.finish_weight_update):
+        with pytest.raises(Exception, match="start_weight_update"):
+            call()
+    update = trainer.update_info()["update_info"]
+    for call in (lambda: engine.update_weights(update), engine.finish_weight_update):
+        with pytest.raises(
+            LifecycleError, match="start_weight_update has not been.* call it first"
+        ):
+            call()
+    assert not engine.torn
+    assert check_exact(llm, folders[1]).ok
+    observe(llm)
+    trainer.send(weights_of(folders[2]))
+    assert check_exact(llm, folders[2]).ok
 
 
 def test_a_bad_update_after_a_good_sync_tears_nothing(
@@ -172,9 +199,11 @@ def test_a_worker_whose_threads_are_late_is_torn_until_a_sync_completes(
         published = pool.submit(trainer.publish, weights_of(folders[1]))
         llm.start_weight_update()
         llm.update_weights(trainer.update_info())
-        with pytest.raises(ThreadTimeoutError, match="rdt-post-process"):
-            llm.finish_weight_update()
         published.result(TIMEOUT_SECONDS)
+        if again == "start":  # who fails in an epoch that failed anyway is not dropped
+            trainer.client.fail(trainer.epoch, "the trainer gave up")
+        with pytest.raises((ThreadTimeoutError, SyncAbortedError)):
+            llm.finish_weight_update()
     trainer.producer.abort(RuntimeError("the sync failed"))
 
     assert engine.torn

@@ -1,6 +1,6 @@
 """The background threads that drive inference servers while the caller's thread gathers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from rdt_trainer.errors import ClientError
 
 __all__ = ["LAST_WORDS_SECONDS", "Control"]
 
-OnEnd = Callable[[BaseException | None], None]
+OnEnd = Callable[[int, BaseException | None], None]
 
 LAST_WORDS_SECONDS = 2.0  # what servers know of a failure says more than our own deadline does
 
@@ -26,12 +26,9 @@ class Control:
     def __init__(self, clients: Sequence[Client]) -> None:
         self._clients = tuple(clients)
         self._threads = [CallThread(f"rdt-control-{r}") for r in range(len(self._clients))]
-        self._calls: dict[str, Future[None]] = {}
+        self._calls: dict[int, Future[None]] = {}  # the last one of each replica
+        self._doing: dict[int, str] = {}
         self._given_up: set[Future[None]] = set()  # attaching outlived its deadline
-
-    @property
-    def num_clients(self) -> int:
-        return len(self._clients)
 
     def init(self, init_infos: Mapping[int, Mapping[str, Any]], timeout_seconds: float) -> None:
         """Attach the replicas that are given, at once; returns when all are.
@@ -39,52 +36,81 @@ class Control:
         Raises the first error at once, and `ClientError` naming who has not returned at the
         deadline: the workers', which is ``timeout_seconds`` too, and time to say what they missed.
         """
-        self._start(
-            {
-                replica: partial(self._clients[replica].init, info)
-                for replica, info in init_infos.items()
-            }
-        )
-        done, waiting = wait(
-            self._calls.values(), timeout_seconds + LAST_WORDS_SECONDS, FIRST_EXCEPTION
-        )
+        calls = self._start_init(init_infos)
+        done, waiting = wait(calls, timeout_seconds + LAST_WORDS_SECONDS, FIRST_EXCEPTION)
         for call in done:
             call.result()
         if waiting:
             self._given_up = waiting
-            raise ClientError(
-                f"waited {timeout_seconds:g} seconds for the end of init() on "
-                f"{', '.join(self.busy())}; raise timeout_seconds if it is only slow",
-                server_text="",
-            )
+            raise self.overdue([calls[call] for call in waiting], timeout_seconds)
+
+    def init_each(
+        self, init_infos: Mapping[int, Mapping[str, Any]], timeout_seconds: float
+    ) -> dict[int, BaseException]:
+        """Like `init`, but each for itself: returns when all are attached or failed, who and why.
+
+        Who has not returned at the deadline is left in its call.
+        """
+        calls = self._start_init(init_infos)
+        done, waiting = wait(calls, timeout_seconds + LAST_WORDS_SECONDS)
+        self._given_up = waiting
+        errors = {calls[call]: error for call in done if (error := call.exception()) is not None}
+        return errors | {calls[c]: self.overdue([calls[c]], timeout_seconds) for c in waiting}
 
     def sync(
-        self, update_info: Mapping[str, Any], weight_version: str | None, on_end: OnEnd
+        self,
+        replicas: Iterable[int],
+        update_info: Mapping[str, Any],
+        weight_version: str | None,
+        on_end: OnEnd,
     ) -> None:
-        """Drive every client through one update; returns at once.
+        """Drive these replicas' clients through one update; returns at once.
 
-        ``on_end`` is called on each client's thread, with its error or None.
+        ``on_end`` is called on each client's thread, with its replica and its error or None.
         """
 
-        def drive(client: Client) -> None:
+        def drive(replica: int) -> None:
+            client = self._clients[replica]
             try:
                 client.start()
+                self._doing[replica] = "update"
                 client.update(update_info)
+                self._doing[replica] = "finish"
                 client.finish(weight_version)
             except BaseException as error:
-                on_end(error)
+                on_end(replica, error)
             else:
-                on_end(None)
+                on_end(replica, None)
 
-        self._start({replica: partial(drive, each) for replica, each in enumerate(self._clients)})
+        chosen = list(replicas)
+        self._doing.update(dict.fromkeys(chosen, "start"))
+        self._start({replica: partial(drive, replica) for replica in chosen})
+
+    def overdue(self, replicas: Iterable[int], timeout_seconds: float) -> ClientError:
+        """The error of calls to these replicas that did not end in time."""
+        named = [f"{self._doing[each]}() on {self._name(each)}" for each in sorted(replicas)]
+        return ClientError(
+            f"waited {timeout_seconds:g} seconds for the end of {', '.join(named)}; raise "
+            "timeout_seconds if it is only slow",
+            server_text="",
+        )
+
+    def is_finishing(self, replica: int) -> bool:
+        """Whether an update of that replica has got as far as its last call."""
+        return self._doing[replica] == "finish"
+
+    def is_busy(self, replica: int) -> bool:
+        """Whether that replica's client is in a call."""
+        return replica in self._calls and not self._calls[replica].done()
 
     def busy(self) -> list[str]:
         """The clients that are in a call."""
-        return [name for name, call in self._calls.items() if not call.done()]
+        return [self._name(replica) for replica in sorted(self._calls) if self.is_busy(replica)]
 
-    def wait(self, timeout_seconds: float) -> bool:
-        """Wait until no client is in a call; False at the deadline."""
-        return not wait(self._calls.values(), timeout_seconds).not_done
+    def wait(self, timeout_seconds: float, replicas: Iterable[int] | None = None) -> bool:
+        """Wait until no client, or none of these replicas', is in a call; False at the deadline."""
+        chosen = self._calls if replicas is None else self._calls.keys() & set(replicas)
+        return not wait([self._calls[each] for each in chosen], timeout_seconds).not_done
 
     def close(self, timeout_seconds: float) -> list[str]:
         """Detach every replica and end the threads; what went wrong, a sentence a client.
@@ -92,38 +118,31 @@ class Control:
         A client whose `init` outlived its deadline is not waited for again. A thread whose call
         outlives the deadline ends with that call, or with the process.
         """
-        hanging = {
-            name: call
-            for name, call in self._calls.items()
-            if call in self._given_up and not call.done()
-        }
-        self._start(
-            {
-                replica: each.shutdown
-                for replica, each in enumerate(self._clients)
-                if self._name(replica) not in hanging
-            }
-        )
-        self.wait(timeout_seconds)
+        hanging = [r for r in self._calls if self._calls[r] in self._given_up and self.is_busy(r)]
+        others = [replica for replica in range(len(self._clients)) if replica not in hanging]
+        self._start({replica: self._clients[replica].shutdown for replica in others})
+        self.wait(timeout_seconds, others)
         problems = []
-        for call in self._calls.values():
+        for replica in others:
             # What waits behind an earlier call is never made: it could end another job's update.
+            call = self._calls[replica]
             if call.done() and not call.cancelled() and (error := call.exception()) is not None:
                 problems.append(str(error))
-        busy = [*hanging, *self.busy()]
-        problems += [f"{name} is still in a call" for name in busy]
-        for call in self._calls.values():
-            call.cancel()
+        problems += [f"{name} is still in a call" for name in self.busy()]
         for replica, thread in enumerate(self._threads):
-            thread.close(wait=self._name(replica) not in busy)
+            is_busy = self.is_busy(replica)
+            self._calls[replica].cancel()
+            thread.close(wait=not is_busy)
         return problems
+
+    def _start_init(self, init_infos: Mapping[int, Mapping[str, Any]]) -> dict[Future[None], int]:
+        self._doing.update(dict.fromkeys(init_infos, "init"))
+        self._start({each: partial(self._clients[each].init, i) for each, i in init_infos.items()})
+        return {self._calls[replica]: replica for replica in init_infos}
 
     def _start(self, calls: Mapping[int, Callable[[], None]]) -> None:
         """Make one call a replica, each on a thread of its own."""
-        self._calls = {
-            self._name(replica): self._threads[replica].submit(call)
-            for replica, call in calls.items()
-        }
+        self._calls |= {each: self._threads[each].submit(call) for each, call in calls.items()}
 
     def _name(self, replica: int) -> str:
         return f"replica {replica} ({self._clients[replica].name})"

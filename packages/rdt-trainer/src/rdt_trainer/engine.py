@@ -52,6 +52,7 @@ class RdtTrainer:
             servers to attach, for consumers to pull a group, for servers to finish. Longer than a
             whole sync takes, as some ranks end before others.
         exchange: see `rdt_trainer.adapt`.
+        unconsumed: rank 0: patterns (as a shell's) of names that no worker needs to read.
         make_wire: makes the wire to serve over, on its own thread; NIXL by default.
 
     Raises:
@@ -72,6 +73,7 @@ class RdtTrainer:
         device: torch.device | str = "cpu",
         timeout_seconds: float = 120.0,
         exchange: Exchange | None = None,
+        unconsumed: Sequence[str] = (),
         make_wire: Callable[[], Wire] | None = None,
     ) -> None:
         clients = _listed(client)
@@ -82,6 +84,7 @@ class RdtTrainer:
         self._clients = clients
         self._source = source
         self._exchange = exchange
+        self._unconsumed = unconsumed
         self._device = device
         self._timeout_seconds = timeout_seconds
         self._make_wire = make_wire or (lambda: _nixl_wire(f"producer{rank}"))
@@ -98,7 +101,8 @@ class RdtTrainer:
         """Open the job and attach every server's workers; blocks until they are attached.
 
         Raises:
-            SourceError, ManifestError: the source describes itself wrongly.
+            SourceError, ManifestError: the source describes itself wrongly, or serves a name that
+                no worker of any server reads.
             ClientError: a server refused, carries its words; or it did not answer in time.
             RankFailedError: another rank failed before all knew where the rendezvous is.
             RdtTransportError: the rendezvous, the wire, or another rank that disagrees.
@@ -118,6 +122,7 @@ class RdtTrainer:
                 settings=self._settings,
                 clients=self._clients,
                 device=self._device,
+                unconsumed=self._unconsumed,
                 make_wire=self._make_wire,
                 on_event=self._on_event,
                 timeout_seconds=self._timeout_seconds,
@@ -126,21 +131,23 @@ class RdtTrainer:
     def send_weights(self, weight_version: str | None = None) -> SyncReport:
         """Send the source's present weights; on every rank, and all succeed or all raise.
 
-        Returns once all servers have them and nobody reads the source's tensors any more.
-        ``weight_version`` is what the servers report from then on, by default the epoch's number.
-        After an error the next call starts afresh.
+        Returns once every replica has them or was dropped, at least one has them, and nobody reads
+        the source's tensors any more; the report names who has them, and who has not and why.
+        Replicas that were dropped before are attached again first. ``weight_version`` is what the
+        servers report from then on, by default the epoch's number. After an error the next call
+        starts afresh.
 
         Raises:
             SourceError: this rank's source yielded other than it declared, or raised, or changed
                 a yielded tensor in place meanwhile.
-            SyncFailedError: anything else; the first error on any rank is its cause or its reason.
-            TrainerStateError: not initialised, closed, in use, or a server is still in a call.
+            SyncFailedError: anything else, or no replica is left; the first error on any rank is
+                its cause or its reason.
+            TrainerStateError: not initialised, closed, in use, or every server is still in a call.
         """
         with self._exclusively():
             job, source = self._job, self._adapted
             if job is None or source is None:
                 raise TrainerStateError("send_weights() came before init(): call it on every rank")
-            self._await_servers(job)
             sync = Sync(
                 self._numbering,
                 rank=self._rank,
@@ -149,6 +156,7 @@ class RdtTrainer:
                 producer=job.producer,
                 rendezvous=job.rendezvous,
                 control=job.control,
+                restore=job.restore,
                 timeout_seconds=self._timeout_seconds,
             )
             self._sync = sync
@@ -158,9 +166,9 @@ class RdtTrainer:
                 self._sync = None
 
     def attach(self, replica: int = 0) -> None:
-        """Attach a replica's workers again, after they were dropped or the server restarted.
+        """Attach a replica's workers again, now, after they were dropped or the server restarted.
 
-        They take part from the next `send_weights`. Only on rank 0.
+        `send_weights` does it by itself for those that it knows to be missing. Only on rank 0.
 
         Raises:
             ClientError: as `init` does.
@@ -177,7 +185,6 @@ class RdtTrainer:
                     f"replica {replica} cannot be attached: the rendezvous is gone: {self._lost}; "
                     "close this trainer, make a new trainer"
                 )
-            self._await_servers(self._job)
             self._job.attach(replica)
 
     def close(self) -> None:
@@ -206,14 +213,6 @@ class RdtTrainer:
             exchange=self._exchange,
         )
         return adapted, Manifest.build(adapted.params)
-
-    def _await_servers(self, job: Job) -> None:
-        """A call that outlived its sync may still run; a client is in one call at a time."""
-        if job.control is not None and not job.control.wait(self._timeout_seconds):
-            raise TrainerStateError(
-                f"{', '.join(job.control.busy())}: an earlier call has not returned within "
-                f"{self._timeout_seconds:g} seconds; close this trainer if it never will"
-            )
 
     @contextmanager
     def _exclusively(self, *, closing: bool = False) -> Generator[None]:

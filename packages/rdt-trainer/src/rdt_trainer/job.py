@@ -1,16 +1,18 @@
 """What one trainer rank holds open for its job, opened and closed in order."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from rdt_plan import Manifest
 from rdt_trainer.client import Client, declared_workers
-from rdt_trainer.control import Control
-from rdt_trainer.errors import ClientError
+from rdt_trainer.control import LAST_WORDS_SECONDS, Control
+from rdt_trainer.errors import ClientError, TrainerStateError
 from rdt_trainer.hosting import Hosting
+from rdt_trainer.unconsumed import check_consumed
 from rdt_transport.errors import DisagreementError
 from rdt_transport.producer import Producer
 from rdt_transport.progress import ProgressThread
@@ -36,6 +38,7 @@ class Job:
         settings: the job's.
         clients: by replica; empty on ranks other than 0.
         device: where the serve slots live.
+        unconsumed: patterns of names that no worker needs to read.
         make_wire: makes the wire, on the thread that owns it.
         on_event: called with each push of the rendezvous, before the producer sees it.
         timeout_seconds: of each single wait.
@@ -53,6 +56,7 @@ class Job:
         settings: JobSettings,
         clients: Sequence[Client],
         device: torch.device | str,
+        unconsumed: Sequence[str],
         make_wire: Callable[[], Wire],
         on_event: Callable[[RendezvousEvent], None],
         timeout_seconds: float,
@@ -64,6 +68,7 @@ class Job:
         self._settings = settings
         self._clients = clients
         self._timeout_seconds = timeout_seconds
+        self._num_workers: dict[int, int] = {}  # of each replica, when it was attached last
         self._closers: list[Callable[[], list[str] | None]] = []
         late: list[Producer] = []
 
@@ -95,14 +100,47 @@ class Job:
                 self.control = control = Control(clients)
                 self._closers.append(lambda: control.close(DETACH_TIMEOUT_SECONDS))
                 self._attach(control, range(len(clients)))
+                self._check_consumed(unconsumed)
         except BaseException:
             self.close()
             raise
 
     def attach(self, replica: int) -> None:
-        """Attach one replica again; its client is in no call. Raises `ClientError`."""
+        """Attach one replica again.
+
+        Raises `ClientError`, and `TrainerStateError` while its client is in an earlier call.
+        """
         assert self.control is not None, "a replica has a client, and clients have a control"
+        if not self.control.wait(self._timeout_seconds, [replica]):
+            raise self._still_busy(self.control)
         self._attach(self.control, [replica])
+
+    def restore(self) -> None:
+        """Attach again, each for itself, the replicas that fell; who stays away is logged.
+
+        A client is in one call at a time, so a replica whose server is still in an earlier call is
+        dropped, or stays so; another is waited for where nobody else is left.
+
+        Raises `ClientError` or `TrainerStateError` when no replica is there.
+        """
+        if (control := self.control) is None:
+            return
+        missing = self._missing()
+        present = [each for each in range(len(self._clients)) if each not in missing]
+        control.wait(self._timeout_seconds, present or missing)
+        if present and missing:
+            control.wait(LAST_WORDS_SECONDS, missing)
+        if late := [each for each in present if control.is_busy(each)]:
+            self._drop(late, "its server is still in an earlier call")
+            present = [each for each in present if each not in late]
+        idle = [each for each in missing if not control.is_busy(each)]
+        infos = {each: self._init_info(each) for each in idle}
+        errors = control.init_each(infos, self._timeout_seconds) if infos else {}
+        errors |= self._check_attached([each for each in idle if each not in errors])
+        for replica, error in sorted(errors.items()):
+            _logger.warning("replica %d could not be attached again: %s", replica, error)
+        if not present and len(errors) == len(idle):
+            raise next(iter(errors.values()), None) or self._still_busy(control)
 
     def close(self) -> None:
         """Workers first, then what they read from, then where they met; problems are logged."""
@@ -128,7 +166,15 @@ class Job:
 
     def _attach(self, control: Control, replicas: Sequence[int]) -> None:
         control.init({each: self._init_info(each) for each in replicas}, self._timeout_seconds)
-        self._check_attached()
+        for error in self._check_attached(replicas).values():
+            raise error
+
+    def _check_consumed(self, unconsumed: Sequence[str]) -> None:
+        """All replicas are here, now if ever: a replica alone may read less than the others."""
+        # Over a connection without a role: a producer's shows the tables of its own rank only.
+        with RendezvousClient(self._hosting.address) as observer:
+            subscriptions = observer.iter_subscriptions(self._timeout_seconds)
+            check_consumed(self.manifest, subscriptions, unconsumed)
 
     def _init_info(self, replica: int) -> dict[str, Any]:
         return {
@@ -139,18 +185,40 @@ class Job:
             "timeout_seconds": self._timeout_seconds,
         }
 
-    def _check_attached(self) -> None:
-        """Every server said that it is initialised: all its workers must have subscribed."""
-        subscriptions = self.rendezvous.subscriptions(self._timeout_seconds)
-        for replica, client in enumerate(self._clients):
-            mine = [each for each in subscriptions if each.consumer.replica == replica]
-            said = mine[0].num_workers if mine else 0
-            expected = declared_workers(client) or said
-            if len(mine) < max(expected, 1):
-                raise ClientError(
-                    f"{client.name}: replica {replica} has {len(mine)} workers attached, expected "
+    def _check_attached(self, replicas: Iterable[int]) -> dict[int, BaseException]:
+        """Their servers said that they are initialised: who lacks workers all the same, and why."""
+        numbers: dict[int, list[int]] = {each: [] for each in replicas}
+        if numbers:
+            for each in self.rendezvous.iter_subscriptions(self._timeout_seconds):
+                if each.consumer.replica in numbers:
+                    numbers[each.consumer.replica].append(each.num_workers)
+        errors: dict[int, BaseException] = {}
+        for replica, said in numbers.items():
+            client = self._clients[replica]
+            expected = declared_workers(client) or next(iter(said), 0)
+            self._num_workers[replica] = expected or self._num_workers.get(replica, 1)
+            if len(said) < max(expected, 1):
+                errors[replica] = ClientError(
+                    f"{client.name}: replica {replica} has {len(said)} workers attached, expected "
                     f"{expected or 'at least 1'}; start the server with "
                     '--weight-transfer-config \'{"backend": "rdt"}\', and check num_workers if it '
                     "was given",
                     server_text="",
                 )
+        return errors
+
+    def _missing(self) -> list[int]:
+        """The replicas that lack a worker now."""
+        present = Counter(each.replica for each in self.rendezvous.consumers(self._timeout_seconds))
+        return [r for r in range(len(self._clients)) if present[r] < self._num_workers.get(r, 1)]
+
+    def _drop(self, replicas: Sequence[int], reason: str) -> None:
+        for each in self.rendezvous.iter_subscriptions(self._timeout_seconds):
+            if each.consumer.replica in replicas:
+                self.rendezvous.drop(each.consumer, each.incarnation, reason)
+
+    def _still_busy(self, control: Control) -> TrainerStateError:
+        return TrainerStateError(
+            f"{', '.join(control.busy())}: an earlier call has not returned within "
+            f"{self._timeout_seconds:g} seconds; close this trainer if it never will"
+        )

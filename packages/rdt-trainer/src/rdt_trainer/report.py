@@ -1,16 +1,20 @@
 """What one sync did and where its time went."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 __all__ = ["SyncReport"]
 
 
 @dataclass(frozen=True, slots=True)
 class SyncReport:
-    """One complete sync, as one trainer rank saw it; times are wall seconds of its caller.
+    """One sync that at least one replica completed; times are wall seconds of a rank's caller.
 
     Attributes:
         epoch: its number.
+        committed: the replicas that serve with the weights; equal on every rank.
+        dropped: all other replicas, with why: they go without these weights, may be torn, and are
+            attached again by the next `RdtTrainer.send_weights`; equal on every rank.
         num_bytes: what this rank gathered and offered; what was pulled is the workers' to tell.
         begin_seconds: agreeing on the epoch with the other ranks and the consumers.
         gather_seconds: inside the source.
@@ -28,3 +32,5 @@ class SyncReport:
     wait_seconds: float
     finish_seconds: float
     total_seconds: float
+    committed: tuple[int, ...]
+    dropped: Mapping[int, str] = field(hash=False)

@@ -1,7 +1,7 @@
 """One epoch on one trainer rank: gathers, publishes, drives the servers, and ends alike everywhere.
 
 Decisions are `SyncState`'s; this file carries them out. The caller's thread runs `run`; failures
-also arrive from the client threads and from the rendezvous.
+also arrive from the rendezvous.
 """
 
 import logging
@@ -13,15 +13,16 @@ from contextlib import contextmanager
 from rdt_plan import EpochRecord, Manifest
 from rdt_trainer.collector import GroupCollector
 from rdt_trainer.control import LAST_WORDS_SECONDS, Control
-from rdt_trainer.errors import ClientError, SourceError, SyncFailedError
+from rdt_trainer.driving import Driving
+from rdt_trainer.errors import SourceError, SyncFailedError, TrainerStateError
 from rdt_trainer.numbering import EpochNumbering
 from rdt_trainer.report import SyncReport
 from rdt_trainer.source import NamedTensors
 from rdt_trainer.sync_state import Cause, Consequence, Stage, SyncState
 from rdt_transport.errors import (
+    EpochFailedError,
     RdtTransportError,
     RendezvousLostError,
-    RendezvousTimeoutError,
     SyncAbortedError,
 )
 from rdt_transport.producer import Producer
@@ -29,6 +30,7 @@ from rdt_transport.rendezvous import (
     ConnectionLost,
     ConsumerDropped,
     EpochFailed,
+    EpochOutcome,
     RendezvousClient,
     RendezvousEvent,
 )
@@ -47,8 +49,9 @@ class Sync:
         manifest: what the source declared.
         iter_full: starts a pass over the source.
         producer: serves the groups.
-        rendezvous: told of failures; asked whether all workers have committed.
+        rendezvous: told of failures; asked how the epoch ended.
         control: drives the servers; None on ranks other than 0.
+        restore: called before the epoch begins, to attach what fell before.
         timeout_seconds: of each single wait; longer than a whole sync takes.
     """
 
@@ -62,6 +65,7 @@ class Sync:
         producer: Producer,
         rendezvous: RendezvousClient,
         control: Control | None,
+        restore: Callable[[], None],
         timeout_seconds: float,
     ) -> None:
         self.epoch = numbering.next
@@ -73,13 +77,12 @@ class Sync:
         self._producer = producer
         self._rendezvous = rendezvous
         self._control = control
+        self._restore = restore
         self._timeout_seconds = timeout_seconds
         self._state = SyncState()
         self._lock = threading.Lock()
-        self._clients_left = control.num_clients if control else 0
-        self._ended = threading.Event()  # every client is done, or something failed
+        self._driving: Driving | None = None
         self._consequence: Consequence | None = None
-        self._later: list[BaseException] = []
         self._collector: GroupCollector | None = None
         self._is_connected = True
         self._num_bytes = 0
@@ -91,26 +94,43 @@ class Sync:
 
     def run(self, weight_version: str | None) -> SyncReport:
         """Send the source's weights; raises as `RdtTrainer.send_weights` says."""
+        outcome = None
         try:
-            self._send(weight_version)
+            outcome = self._send(weight_version)
         except BaseException as error:
             self._fail(self._cause_of(error), error)
-        if self._state.failure is not None:
+        finally:
+            if self._driving is not None:
+                self._driving.close()
+        if outcome is None or self._state.failure is not None:
             self._give_up()
-        seconds = {f"{name}_seconds": spent for name, spent in self._seconds.items()}
-        total = time.perf_counter() - self._started
-        return SyncReport(self.epoch, self._num_bytes, total_seconds=total, **seconds)
+        assert outcome is not None, "who gives up raises"
+        dropped = {each.replica: each.reason for each in outcome.dropped}
+        for replica, reason in dropped.items():
+            _logger.warning("epoch %d: replica %d goes without: %s", self.epoch, replica, reason)
+        return SyncReport(
+            self.epoch,
+            self._num_bytes,
+            total_seconds=time.perf_counter() - self._started,
+            committed=outcome.committed,
+            dropped=dropped,
+            **{f"{name}_seconds": spent for name, spent in self._seconds.items()},
+        )
 
-    def _send(self, weight_version: str | None) -> None:
-        producer, timeout_seconds = self._producer, self._timeout_seconds
+    def _send(self, weight_version: str | None) -> EpochOutcome:
+        producer = self._producer
+        # The servers' deadline comes first: it drops one replica, these fail everybody.
+        timeout_seconds = self._timeout_seconds + LAST_WORDS_SECONDS
         with self._step("begin", Cause.BEGIN):
+            self._restore()
             self.record = self._numbering.begin(self._open_epoch)
             producer.begin(self.record)
             self._advance(Stage.GATHER)
         if self._control is not None:
-            update_info = {"session": self.record.session, "epoch": self.epoch}
             version = str(self.epoch) if weight_version is None else weight_version
-            self._control.sync(update_info, version, self._on_client_end)
+            self._driving = Driving(
+                self._control, self._rendezvous, self.record, version, self._timeout_seconds
+            )
         with self._step("gather", Cause.SOURCE_RAISED):
             self._collector = collector = self._pass()
         for group in producer.groups:
@@ -132,9 +152,13 @@ class Sync:
         with self._step("wait", Cause.SOURCE_RAISED):
             collector.check_unchanged()
         self._advance(Stage.FINISH)
-        with self._step("finish", Cause.CLIENT if self._control else Cause.PRODUCER):
-            self._await_commit()
+        with self._step("finish", Cause.PRODUCER):
+            if self._driving is not None:
+                self._driving.wait(timeout_seconds)
+                self._raise_failure()
+            outcome = self._rendezvous.await_close(self._rank, self.epoch, timeout_seconds)
         self._advance(Stage.DONE)
+        return outcome
 
     def _open_epoch(self, epoch: int) -> EpochRecord:
         self.epoch = epoch
@@ -142,16 +166,6 @@ class Sync:
 
     def _pass(self) -> GroupCollector:
         return GroupCollector(self._manifest, self._rank, iter(self._iter_full()))
-
-    def _await_commit(self) -> None:
-        if self._control is None:
-            self._rendezvous.await_close(self.epoch, self._timeout_seconds)
-        elif not self._ended.wait(self._timeout_seconds):
-            raise ClientError(
-                f"waited {self._timeout_seconds:g} seconds for the end of finish() on "
-                f"{', '.join(self._control.busy())}; raise timeout_seconds if it is only slow",
-                server_text="",
-            )
 
     @contextmanager
     def _step(self, name: str, cause: Cause) -> Generator[None]:
@@ -178,6 +192,8 @@ class Sync:
             return Cause.INTERRUPT
         if self._doing is Cause.SOURCE_RAISED and isinstance(error, SourceError):
             return Cause.SOURCE_MISMATCH
+        if self._state.stage is Stage.FINISH and isinstance(error, EpochFailedError):
+            return Cause.PEER  # its event is on its way
         return self._doing
 
     # ---- failures, from any thread -----------------------------------------------------------
@@ -187,11 +203,9 @@ class Sync:
         match event:
             case EpochFailed(epoch, reason) if epoch == self.epoch:
                 self._fail(Cause.PEER, SyncAbortedError(reason))
-            case ConsumerDropped(consumer, incarnation, reason):
-                live = self.record.live if self.record else ()
-                if (consumer, incarnation) in live:
-                    reason = f"consumer {consumer} was dropped: {reason}"
-                    self._fail(Cause.CONSUMER, SyncAbortedError(reason))
+            case ConsumerDropped(consumer, incarnation):
+                if self._driving is not None:
+                    self._driving.on_dropped(consumer, incarnation)
             case ConnectionLost(reason):
                 self._is_connected = False
                 error = SyncAbortedError(f"the rendezvous is gone: {reason}")
@@ -199,23 +213,14 @@ class Sync:
             case _:
                 pass
 
-    def _on_client_end(self, error: BaseException | None) -> None:
-        if error is not None:
-            self._fail(Cause.CLIENT, error)
-            return
-        with self._lock:
-            self._clients_left -= 1
-            if self._clients_left == 0:
-                self._ended.set()
-
     def _fail(self, cause: Cause, error: BaseException) -> None:
         with self._lock:
             consequence = self._state.fail(cause, error)
             if consequence is None:
-                self._later.append(error)
                 return
             self._consequence = consequence
-        self._ended.set()
+        if self._driving is not None:
+            self._driving.stop()
         if consequence.stop:
             self._producer.fail(_as_exception(error))
         if consequence.tell:
@@ -242,33 +247,30 @@ class Sync:
             if failure.cause is not Cause.INTERRUPT:
                 self._control.wait(LAST_WORDS_SECONDS)
             notes += [f"{name} is still in a call" for name in self._control.busy()]
-        later = [e for e in self._later if isinstance(e, ClientError) and e is not error]
-        notes += [str(e) for e in later]
-        raised = self._outcome(failure.cause, error)
+        raised, cause = self._outcome(failure.cause, error), error
+        if (driving := self._driving) is not None:
+            notes += [each for each in driving.errors() if each not in str(raised)]
+            if failure.cause is Cause.PEER and driving.lost is not None:
+                cause = driving.lost
         for note in notes:
             raised.add_note(note)
         if raised is error:
             raise raised
-        raise raised from error
+        raise raised from cause
 
     def _outcome(self, cause: Cause, error: BaseException) -> BaseException:
-        if cause in (Cause.SOURCE_MISMATCH, Cause.INTERRUPT):
+        told = cause in (Cause.SOURCE_MISMATCH, Cause.INTERRUPT)
+        if told or isinstance(error, TrainerStateError):
             return error
         if cause is Cause.SOURCE_RAISED:
             return SourceError(
                 f"rank {self._rank}: the source raised {type(error).__name__}: {error}"
             )
-        return SyncFailedError(self.epoch, str(error), self._remedy(cause, error))
-
-    def _remedy(self, cause: Cause, error: BaseException) -> str:
+        remedy = "call send_weights() again once the cause is gone"
         if not self._is_connected or isinstance(error, RendezvousLostError):
-            return "the rendezvous is gone: close this trainer, make a new trainer"
-        if cause is Cause.CONSUMER or isinstance(error, RendezvousTimeoutError):
-            return (
-                "a replica that was dropped or restarted takes part again only after "
-                "attach(replica) on rank 0: call it, then send_weights() again"
-            )
-        return "call send_weights() again once the cause is gone"
+            remedy = "the rendezvous is gone: close this trainer, make a new trainer"
+        reason = str(error).removeprefix(f"epoch {self.epoch} failed: ")
+        return SyncFailedError(self.epoch, reason, remedy)
 
     def _discard(self) -> None:
         try:

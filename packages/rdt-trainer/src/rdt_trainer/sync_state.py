@@ -1,7 +1,8 @@
-"""What a trainer rank does when something fails during a sync: pure decisions.
+"""What a trainer rank does when something fails a sync for everybody: pure decisions.
 
 The first failure decides the outcome. What follows from it depends only on what failed and on how
-far the sync had come, and is one row of a table here; `rdt_trainer.sync` carries it out.
+far the sync had come, and is one row of a table here; `rdt_trainer.sync` carries it out. What
+fails one replica alone is `rdt_trainer.replicas`'.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ class Stage(Enum):
     FINISH = auto()
     """Nobody reads; workers still install and commit."""
     DONE = auto()
-    """All workers have committed."""
+    """All ranks know which replicas have committed."""
 
 
 class Cause(Enum):
@@ -36,12 +37,8 @@ class Cause(Enum):
     """The source's iterator raised: its pass is over."""
     PRODUCER = auto()
     """This rank's producer, or one of its deadlines."""
-    CLIENT = auto()
-    """A call to an inference server."""
-    CONSUMER = auto()
-    """A worker was dropped, and its replica with it."""
     PEER = auto()
-    """The rendezvous told us that the epoch was given up."""
+    """The rendezvous told us that the epoch failed: by another rank, or with the last replica."""
     CONNECTION = auto()
     """The rendezvous itself is gone."""
     INTERRUPT = auto()
@@ -93,9 +90,9 @@ class SyncState:
 
         >>> state = SyncState()
         >>> state.advance(Stage.GATHER)
-        >>> state.fail(Cause.CLIENT, RuntimeError("HTTP 500"))
+        >>> state.fail(Cause.PRODUCER, RuntimeError("a peer hangs"))
         Consequence(tell=True, stop=True, discard=True)
-        >>> state.fail(Cause.PEER, RuntimeError("epoch 1 failed: HTTP 500")) is None
+        >>> state.fail(Cause.PEER, RuntimeError("epoch 1 failed: a peer hangs")) is None
         True
         """
         if self.failure is not None or self.stage is Stage.DONE:

@@ -117,6 +117,7 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
                 num_workers=num_workers,
                 num_slots=link.job.num_slots,
                 max_chunk_bytes=link.job.max_chunk_bytes,
+                programs=recording.programs,
             )
             self.installer = Installer(
                 self.model,
@@ -183,14 +184,11 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
 
     def start_weight_update(self) -> None:
         """Open an update; the engine must be paused with no forward in flight until it ends."""
-        if self._link is None or self.installer is None:
-            raise LifecycleError(
-                "init_weight_transfer_engine has not succeeded on this worker: call it first"
-            )
+        _, installer = self._attached()
         if self._open:
             self._give_up(LifecycleError("a new update began before this one was finished"))
         elif self._error is not None:  # the installer's threads may have been late
-            self.installer.abandon(self._error, self._timeout_seconds)
+            installer.abandon(self._error, self._timeout_seconds)
         self._started = time.perf_counter()
         self._open = True
         self._epoch = None
@@ -259,8 +257,13 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
                 f"{'holds a mixture of weights' if self.torn else 'keeps its weights'}: start a "
                 "new update"
             ) from self._error
-        if not self._open or self._link is None or self.installer is None:
+        if self._link is not None and not self._open:
             raise LifecycleError("start_weight_update has not been called: call it first")
+        return self._attached()
+
+    def _attached(self) -> tuple[JobLink, Installer]:
+        if self._link is None or self.installer is None:
+            raise LifecycleError("init_weight_transfer_engine has not succeeded: call it first")
         return self._link, self.installer
 
     def _give_up(self, error: BaseException) -> None:

@@ -29,7 +29,7 @@ __all__ = ["JobLink", "traffic_of"]
 
 _logger = logging.getLogger("rdt_vllm")
 
-FAIL_TIMEOUT_SECONDS = 5.0  # telling the others that a sync failed must not hold the error up
+DROP_TIMEOUT_SECONDS = 5.0  # telling the others that this worker failed must not hold it up
 
 
 def traffic_of(stats: SyncStats | None, bytes_landed: int = 0) -> dict[str, Any]:
@@ -160,16 +160,17 @@ class JobLink:
             self.traffic = traffic_of(self._stats, self.consumer.plan.bytes_landed)
 
     def give_up(self, epoch: int, error: BaseException) -> None:
-        """Stop pulling, and fail the epoch for everybody; nothing is in flight afterwards.
+        """Stop pulling, and have this worker's replica dropped; nothing is in flight afterwards.
 
-        A worker that was dropped fails it for nobody: the others finish without it.
+        The other replicas finish without it. Nobody is dropped where the epoch failed anyway.
         """
         if self._lost is None:
-            reason = f"{self.consumer.plan.consumer}: {error}"
+            consumer = self.consumer
+            name, incarnation = consumer.plan.consumer, consumer.incarnation.hex()
             try:
-                self._client.fail(epoch, reason, FAIL_TIMEOUT_SECONDS)
+                self._client.drop(name, incarnation, str(error), DROP_TIMEOUT_SECONDS, epoch=epoch)
             except RdtTransportError as failure:
-                _logger.warning("could not fail epoch %d for the others: %s", epoch, failure)
+                _logger.warning("epoch %d: could not say that %s failed: %s", epoch, name, failure)
         try:
             self.consumer.abort(error)
         except RdtTransportError as failure:

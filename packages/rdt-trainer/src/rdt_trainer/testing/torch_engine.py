@@ -1,6 +1,6 @@
 """An inference deployment without an inference engine: plain tensors behind real consumers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -44,6 +44,7 @@ class TorchEngineClient:
         make_wire: makes the wire of one worker, called with its role.
         num_workers: workers of this deployment.
         before_scatter: called with worker and chunk before each is installed; may raise.
+        ignores: names that its workers do not read, as loaders skip what they do not know.
         timeout_seconds: of each wait.
 
     Attributes:
@@ -58,6 +59,7 @@ class TorchEngineClient:
         *,
         num_workers: int = 1,
         before_scatter: Callable[[int, Chunk], None] | None = None,
+        ignores: Collection[str] = (),
         timeout_seconds: float = 20.0,
     ) -> None:
         self.name = "torch engine"
@@ -67,6 +69,7 @@ class TorchEngineClient:
         self._make_wire = make_wire
         self._num_workers = num_workers
         self._before_scatter = before_scatter
+        self._ignores = frozenset(ignores)
         self._timeout_seconds = timeout_seconds
         self._cleanup = ExitStack()
         self._consumers: dict[int, Consumer] = {}
@@ -155,7 +158,7 @@ class TorchEngineClient:
         manifest = decode_manifest(job.manifest)
         plan = build_plan(
             manifest,
-            [self._place(worker, param) for param in manifest.params],
+            [self._place(worker, p) for p in manifest.params if p.name not in self._ignores],
             ConsumerId(replica, worker),
             num_workers=self._num_workers,
             num_slots=job.num_slots,
@@ -211,6 +214,12 @@ class TorchEngineClient:
         try:
             consumer.wait(self._timeout_seconds)
         except Exception as error:
-            client.fail(self._epoch, f"consumer {consumer.plan.consumer}: {error}")
+            with suppress(RendezvousError):
+                client.drop(
+                    consumer.plan.consumer,
+                    consumer.incarnation.hex(),
+                    str(error),
+                    epoch=self._epoch,
+                )
             raise
         consumer.commit(self._timeout_seconds)

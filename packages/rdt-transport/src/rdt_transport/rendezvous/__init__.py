@@ -13,6 +13,7 @@ from rdt_transport.rendezvous.events import (
     Subscribed,
 )
 from rdt_transport.rendezvous.local_host import LocalHost, RendezvousHost, host_local
+from rdt_transport.rendezvous.outcome import DroppedReplica, EpochOutcome
 from rdt_transport.rendezvous.ray_host import RayHost, host_in_ray, import_ray
 from rdt_transport.rendezvous.settings import JobSettings
 
@@ -20,7 +21,9 @@ __all__ = [
     "ConnectionLost",
     "ConsumerDropped",
     "ConsumerLeft",
+    "DroppedReplica",
     "EpochFailed",
+    "EpochOutcome",
     "JobSettings",
     "LocalHost",
     "ProducerLost",

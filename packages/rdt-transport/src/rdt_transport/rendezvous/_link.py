@@ -62,6 +62,7 @@ class Link:
         self._numbers = count(1)
         self._ended: RdtTransportError | None = None
         self._heard_at = 0.0
+        self._lease_seconds = 0.0
         self._events: queue.SimpleQueue[PushedEvent | ConnectionLost | None] = queue.SimpleQueue()
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
@@ -105,14 +106,16 @@ class Link:
                 raise _copy(self._ended)
             self._calls[number] = answer
             self._loop.call_soon_threadsafe(self._write, frame)
+        # A server may be slow for a lease; one that is silent for longer ends the connection.
+        patience_seconds = timeout_seconds + self._lease_seconds + _GRACE_SECONDS
         try:
-            given = answer.result(timeout_seconds + _GRACE_SECONDS)
+            given = answer.result(patience_seconds)
         except TimeoutError as error:
             if answer.done():
                 raise
             raise RendezvousTimeoutError(
                 f"the rendezvous at {self._address} gave no answer to {type(request).__name__} "
-                f"within {timeout_seconds + _GRACE_SECONDS:g} s; look at the log of its host"
+                f"within {patience_seconds:g} s; look at the log of its host"
             ) from error
         finally:
             with self._lock:
@@ -193,6 +196,7 @@ class Link:
     async def _live(self, opened: Future[None], timeout_seconds: float) -> None:
         try:
             reader, lease_seconds = await self._open(timeout_seconds)
+            self._lease_seconds = lease_seconds
         except BaseException as error:
             if self._writer is not None:
                 self._writer.close()

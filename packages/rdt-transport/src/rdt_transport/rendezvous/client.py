@@ -1,6 +1,6 @@
 """The rendezvous, as producers and consumers call it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from rdt_plan import WIRE_VERSION, ConsumerId
@@ -15,6 +15,7 @@ from rdt_transport.rendezvous.events import (
     RendezvousEvent,
     Subscribed,
 )
+from rdt_transport.rendezvous.outcome import EpochOutcome
 from rdt_transport.rendezvous.requests import (
     AwaitClose,
     Begin,
@@ -102,12 +103,20 @@ class RendezvousClient:
         """
         self._link.call(Publish(record, manifest), timeout_seconds)
 
+    def consumers(self, timeout_seconds: float) -> tuple[ConsumerId, ...]:
+        """Who is subscribed now, in order."""
+        return self._link.call(ListSubscriptions(), timeout_seconds)
+
     def subscriptions(self, timeout_seconds: float) -> list[Subscription]:
         """The consumers subscribed now; a producer's client sees its own ranks' tables only."""
-        consumers = self._link.call(ListSubscriptions(), timeout_seconds)
-        found = [self._link.call(GetSubscription(c), timeout_seconds) for c in consumers]
-        opened = [self._open(sealed) for sealed in found if sealed is not None]
-        return [subscription for subscription in opened if subscription is not None]
+        return list(self.iter_subscriptions(timeout_seconds))
+
+    def iter_subscriptions(self, timeout_seconds: float) -> Iterator[Subscription]:
+        """The same, each fetched when it is asked for: those of a large fleet fill memory."""
+        for consumer in self.consumers(timeout_seconds):
+            sealed = self._link.call(GetSubscription(consumer), timeout_seconds)
+            if sealed is not None and (subscription := self._open(sealed)) is not None:
+                yield subscription
 
     def offer(self, offer: Offer, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> None:
         """Offer a consumer its serve ring; `RendezvousError` when that incarnation is gone."""
@@ -124,12 +133,15 @@ class RendezvousClient:
         """
         return self._link.call(Begin(rank, epoch), timeout_seconds)
 
-    def await_close(self, epoch: int, timeout_seconds: float) -> None:
-        """Return once everybody live in ``epoch`` has committed it, or was dropped.
+    def await_close(self, rank: int, epoch: int, timeout_seconds: float) -> EpochOutcome:
+        """How ``epoch`` ended, told to all ranks alike once every rank asks.
 
-        Raises `EpochFailedError` when it failed instead.
+        Waits until everybody live in it has committed it or was dropped. Until all ranks have
+        asked, any of them may still `fail` it, or `drop` a replica that has committed.
+
+        Raises `EpochFailedError` when it failed instead: by a party, or by losing every replica.
         """
-        self._link.call(AwaitClose(epoch), timeout_seconds)
+        return self._link.call(AwaitClose(rank, epoch), timeout_seconds)
 
     # ---- consumers ---------------------------------------------------------------------------
 
@@ -191,7 +203,7 @@ class RendezvousClient:
     # ---- anybody -----------------------------------------------------------------------------
 
     def fail(self, epoch: int, reason: str, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> None:
-        """Give ``epoch`` up for everybody; nothing happens when it is closed already."""
+        """Give ``epoch`` up for everybody; nothing happens when its end has been told already."""
         self._link.call(Fail(epoch, reason), timeout_seconds)
 
     def drop(
@@ -200,9 +212,15 @@ class RendezvousClient:
         incarnation: str,
         reason: str,
         timeout_seconds: float = CALL_TIMEOUT_SECONDS,
+        *,
+        epoch: int | None = None,
     ) -> None:
-        """Fence the consumer's whole replica; nothing happens when the incarnation is gone."""
-        self._link.call(Drop(consumer, incarnation, reason), timeout_seconds)
+        """Fence the consumer's whole replica; nothing happens when the incarnation is gone.
+
+        ``epoch`` is the one in which it failed: where that epoch has failed for everybody anyway,
+        nobody is fenced.
+        """
+        self._link.call(Drop(consumer, incarnation, reason, epoch), timeout_seconds)
 
     def leave(self, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> None:
         """Say goodbye for everything published or subscribed over this connection."""

@@ -3,10 +3,13 @@
 Pure: part of `JobState`.
 """
 
+from collections.abc import Mapping
+
 from rdt_plan import ConsumerId
 from rdt_plan.records import EpochRecord
 from rdt_transport.errors import EpochFailedError, RendezvousError, TornError
 from rdt_transport.rendezvous.events import EpochFailed
+from rdt_transport.rendezvous.outcome import DroppedReplica, EpochOutcome
 from rdt_transport.rendezvous.requests import Missing
 
 __all__ = ["EpochLedger", "Live"]
@@ -31,7 +34,10 @@ class EpochLedger:
         self._committed: set[ConsumerId] = set()
         self._granted: dict[ConsumerId, tuple[str, int]] = {}  # each one's last commit
         self._replicas: dict[int, list[Live]] = {}
+        self._dropped: dict[int, str] = {}  # replicas that will not have the last epoch, and why
         self._begun: set[int] = set()  # ranks that know the last epoch's record
+        self._closing: set[int] = set()  # ranks that asked how it ends
+        self._told = False  # and were answered: nothing changes the last epoch any more
 
     @property
     def is_open(self) -> bool:
@@ -84,29 +90,40 @@ class EpochLedger:
     def _open_yet(self) -> Missing:
         return Missing(lambda: self.waiting_for(self.uncommitted()))
 
-    def end_of(self, epoch: int) -> Missing | None:
-        """None once the epoch has ended well; raises `EpochFailedError` when it has not."""
-        if epoch in self.failures:
-            raise EpochFailedError(f"epoch {epoch} failed: {self.failures[epoch]}")
-        if epoch > self.last:
-            return Missing(lambda: f"the last epoch is {self.last}")
-        is_over = epoch < self.last or not self.is_open
-        return None if is_over else self._open_yet()
+    def end_of(self, rank: int, epoch: int, num_producers: int) -> EpochOutcome | Missing:
+        """How the epoch ended, once all ranks ask; raises as `find` does."""
+        if isinstance(found := self.find(epoch), Missing):
+            return found
+        self._closing.add(rank)
+        if self.is_open:
+            return self._open_yet()
+        if late := [str(each) for each in range(num_producers) if each not in self._closing]:
+            return Missing(lambda: f"producer {', '.join(late)} is not through epoch {epoch}")
+        self._told = True
+        committed = sorted({consumer.replica for consumer in self._committed})
+        dropped = [DroppedReplica(*each) for each in sorted(self._dropped.items())]
+        return EpochOutcome(epoch, tuple(committed), tuple(dropped))
 
-    def open(self, session: str, live: tuple[Live, ...], rank: int) -> EpochRecord:
-        """Begin the next epoch for ``live``, as ``rank`` asked; the last one must be closed."""
+    def open(
+        self, session: str, live: tuple[Live, ...], rank: int, absent: Mapping[int, str]
+    ) -> EpochRecord:
+        """Begin the next epoch for ``live``, as ``rank`` asked; the last one must be closed.
+
+        ``absent`` are the replicas that take no part, and why.
+        """
         assert live and not self.is_open
         self.last += 1
         self.record = EpochRecord(session=session, epoch=self.last, live=live)
         self._live, self._committed, self._replicas = dict(live), set(), {}
-        self._begun = {rank}
+        self._dropped = dict(absent)
+        self._begun, self._closing, self._told = {rank}, set(), False
         for consumer, incarnation in live:
             self._replicas.setdefault(consumer.replica, []).append((consumer, incarnation))
         return self.record
 
     def fail(self, reason: str) -> EpochFailed | None:
-        """Close the open epoch as failed; None when none is open (the first reason stays)."""
-        if not self.is_open:
+        """End the last epoch as failed; None when its end is known (the first reason stays)."""
+        if self.record is None or self._told or self.last in self.failures:
             return None
         self.failures[self.last] = reason
         return EpochFailed(self.last, reason)
@@ -118,13 +135,20 @@ class EpochLedger:
         return self.fail(reason) if epoch == self.last else None
 
     def drop(self, consumer: ConsumerId, incarnation: str, reason: str) -> EpochFailed | None:
-        """Take a dropped consumer out; an epoch that loses everybody has failed."""
-        if self._live.get(consumer) != incarnation or consumer in self._committed:
+        """Take a dropped consumer out; an epoch that loses everybody has failed.
+
+        Also one that has committed, until the epoch's end is told: its server may have failed.
+        """
+        is_over = self._told or self.last in self.failures
+        if is_over or self._live.get(consumer) != incarnation:
             return None
-        if self.is_open and not self._committed and len(self._live) == 1:
-            return self.fail(f"every consumer was dropped, the last one because {reason}")
         del self._live[consumer]
-        return None
+        self._committed.discard(consumer)
+        self._dropped.setdefault(consumer.replica, reason)
+        if self._live:
+            return None
+        why = "; ".join(f"replica {each}: {said}" for each, said in sorted(self._dropped.items()))
+        return self.fail(f"no replica is left: {why}")
 
     def may_leave(self, consumer: ConsumerId) -> bool:
         """True when the open epoch, if any, does not need that consumer any more."""

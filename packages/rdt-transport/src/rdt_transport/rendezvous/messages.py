@@ -14,6 +14,7 @@ from rdt_plan import ConsumerId, RdtPlanError
 from rdt_plan.records import EpochRecord, JobRecord, Offer, ProducerRecord
 from rdt_transport.errors import RendezvousProtocolError
 from rdt_transport.rendezvous.events import PushedEvent
+from rdt_transport.rendezvous.outcome import DroppedReplica, EpochOutcome
 from rdt_transport.rendezvous.requests import Request
 from rdt_transport.rendezvous.sealed import SealedSubscription
 
@@ -91,7 +92,7 @@ def _optional_codec(item: Any) -> _Codec:
 
 for _record in (EpochRecord, JobRecord, Offer, ProducerRecord, SealedSubscription):
     _CODECS[_record] = _record_codec(_record)
-for _item in (Offer, ConsumerId):
+for _item in (Offer, ConsumerId, int):
     _CODECS[tuple[_item, ...]] = _tuple_codec(_item)
 for _item in (int, str, SealedSubscription):
     _CODECS[_item | None] = _optional_codec(_item)
@@ -102,6 +103,29 @@ def _shape(message: Any) -> dict[str, _Codec]:
     return {field.name: _CODECS[hints[field.name]] for field in fields(message)}
 
 
+def _write_fields(value: Any, shape: dict[str, _Codec]) -> JsonObject:
+    return {name: write(getattr(value, name)) for name, (write, _) in shape.items()}
+
+
+def _read_fields(given: JsonObject, kind: Any, shape: dict[str, _Codec], what: str) -> Any:
+    if given.keys() != shape.keys():
+        raise RendezvousProtocolError(f"{what} has the fields {sorted(shape)}, not {sorted(given)}")
+    return kind(**{field: read(given[field]) for field, (_, read) in shape.items()})
+
+
+def _fields_codec(kind: Any) -> _Codec:
+    shape = _shape(kind)
+    return (
+        lambda value: _write_fields(value, shape),
+        lambda value: _read_fields(_exactly(dict)(value), kind, shape, kind.__name__),
+    )
+
+
+_CODECS[DroppedReplica] = _fields_codec(DroppedReplica)
+_CODECS[tuple[DroppedReplica, ...]] = _tuple_codec(DroppedReplica)
+_CODECS[EpochOutcome] = _fields_codec(EpochOutcome)
+
+
 _REQUESTS = {kind.__name__: kind for kind in get_args(Request)}
 _EVENTS = {kind.__name__: kind for kind in get_args(PushedEvent)}
 _SHAPES = {kind: _shape(kind) for kind in (*_REQUESTS.values(), *_EVENTS.values())}
@@ -109,9 +133,8 @@ _SHAPES = {kind: _shape(kind) for kind in (*_REQUESTS.values(), *_EVENTS.values(
 
 def encode_message(message: Request | PushedEvent) -> JsonObject:
     """The JSON object of a request or an event."""
-    shape = _SHAPES[type(message)]
-    encoded = {name: write(getattr(message, name)) for name, (write, _) in shape.items()}
-    return {"kind": type(message).__name__, **encoded}
+    kind = type(message)
+    return {"kind": kind.__name__, **_write_fields(message, _SHAPES[kind])}
 
 
 def _decode(value: Any, kinds: dict[str, Any], what: str) -> Any:
@@ -120,12 +143,7 @@ def _decode(value: Any, kinds: dict[str, Any], what: str) -> Any:
     kind = kinds.get(name) if isinstance(name, str) else None
     if kind is None:
         raise RendezvousProtocolError(f"unknown {what} {name!r:.80}")
-    shape = _SHAPES[kind]
-    if given.keys() != shape.keys():
-        raise RendezvousProtocolError(
-            f"{what} {name} has the fields {sorted(shape)}, not {sorted(given)}"
-        )
-    return kind(**{field: read(given[field]) for field, (_, read) in shape.items()})
+    return _read_fields(given, kind, _SHAPES[kind], f"{what} {name}")
 
 
 def decode_request(value: Any) -> Request:

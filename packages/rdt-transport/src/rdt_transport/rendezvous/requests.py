@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from rdt_plan import ConsumerId
 from rdt_plan.records import EpochRecord, JobRecord, Offer, ProducerRecord
+from rdt_transport.rendezvous.outcome import EpochOutcome
 from rdt_transport.rendezvous.sealed import SealedSubscription
 
 __all__ = [
@@ -137,9 +138,10 @@ class GetEpoch:
 
 @dataclass(frozen=True, slots=True)
 class AwaitClose:
-    """Answered once everybody live in the epoch has committed it."""
+    """Answered to all ranks at once: everybody live has committed, and every rank has asked."""
 
-    answer: ClassVar[Any] = NoneType
+    answer: ClassVar[Any] = EpochOutcome
+    rank: int
     epoch: int
 
     def __str__(self) -> str:
@@ -170,12 +172,13 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Fence the consumer's whole replica."""
+    """Fence the consumer's whole replica; with ``epoch``, not if that one has failed anyway."""
 
     answer: ClassVar[Any] = NoneType
     consumer: ConsumerId
     incarnation: str
     reason: str
+    epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

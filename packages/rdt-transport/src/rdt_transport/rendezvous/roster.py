@@ -12,6 +12,7 @@ from rdt_plan import ConsumerId
 from rdt_plan.records import JobRecord, Offer, ProducerRecord, Subscription
 from rdt_plan.wire import WIRE_VERSION
 from rdt_transport.errors import DisagreementError, RendezvousError, TornError
+from rdt_transport.rendezvous._disagreement import manifests_differ
 from rdt_transport.rendezvous.requests import Missing
 from rdt_transport.rendezvous.sealed import SealedSubscription
 from rdt_transport.rendezvous.settings import JobSettings
@@ -62,6 +63,7 @@ class Roster:
         self._producers: dict[int, _Published] = {}
         self._manifest = b""
         self._gone: dict[str, str] = {}  # incarnations that can never take part again, and why
+        self._fallen: dict[int, str] = {}  # why each replica last lost a worker
 
     # ---- producers ---------------------------------------------------------------------------
 
@@ -70,7 +72,7 @@ class Roster:
         published = _Published(record, client)
         if self._producers.get(record.rank) == published:
             return False
-        self._check_producer(record)
+        self._check_producer(record, manifest)
         self._producers[record.rank] = published
         self._manifest = manifest
         if len(self._producers) < self.settings.num_producers:
@@ -79,7 +81,7 @@ class Roster:
         self.members.clear()
         return True
 
-    def _check_producer(self, record: ProducerRecord) -> None:
+    def _check_producer(self, record: ProducerRecord, manifest: bytes) -> None:
         self.check_rank(record.rank)
         known = self._producers.get(record.rank)
         if known is not None:
@@ -89,13 +91,9 @@ class Roster:
                 f"{record.wire_name} ({record.incarnation}) claims the same rank; give each "
                 "trainer its own job name, or stop the first"
             )
-        for rank, other in sorted(self._producers.items()):
-            if rank != record.rank and other.record.manifest_digest != record.manifest_digest:
-                raise DisagreementError(
-                    f"two trainers that disagree: producer {rank} published manifest "
-                    f"{other.record.manifest_digest}, producer {record.rank} manifest "
-                    f"{record.manifest_digest}; every rank must describe the same whole model"
-                )
+        for _, other in sorted(self._producers.items()):
+            if other.record.manifest_digest != record.manifest_digest:
+                raise manifests_differ(other.record, self._manifest, record, manifest)
 
     def check_rank(self, rank: int) -> None:
         """Refuse a rank that the job does not have."""
@@ -183,7 +181,7 @@ class Roster:
                 f"consumer {consumer} is outside the job's {settings.num_replicas} replicas, or of "
                 f"its replica's {new.num_workers} workers; both count from 0; raise num_replicas"
             )
-        for other in self._replica(consumer.replica):
+        for other in self.replica_of(consumer):
             theirs = self.members[other].num_workers
             if theirs != new.num_workers:
                 raise DisagreementError(
@@ -257,16 +255,13 @@ class Roster:
         removed = []
         for consumer in sorted(consumers):
             incarnation = self.members.pop(consumer).incarnation
-            self._gone[incarnation] = reason
+            self._gone[incarnation] = self._fallen[consumer.replica] = reason
             removed.append((consumer, incarnation))
         return removed
 
-    def _replica(self, replica: int) -> list[ConsumerId]:
-        return [consumer for consumer in sorted(self.members) if consumer.replica == replica]
-
     def replica_of(self, consumer: ConsumerId) -> list[ConsumerId]:
         """All subscribed workers of that consumer's replica."""
-        return self._replica(consumer.replica)
+        return [each for each in sorted(self.members) if each.replica == consumer.replica]
 
     def consumers_of(self, client: int) -> tuple[ConsumerId, ...]:
         """The consumers that client has subscribed."""
@@ -280,6 +275,12 @@ class Roster:
             for consumer, member in sorted(self.members.items())
             if num_ready[consumer.replica] == member.num_workers
         )
+
+    def absent_from(self, live: Iterable[tuple[ConsumerId, str]]) -> dict[int, str]:
+        """The job's replicas without a consumer in ``live``, each with a reason."""
+        absent = {*range(self.settings.num_replicas)} - {consumer.replica for consumer, _ in live}
+        reasons = {each: self._fallen.get(each, "it is not attached") for each in sorted(absent)}
+        return {each: f"it took no part: {reason}" for each, reason in reasons.items()}
 
     def _missing_of(self, replica: int, num_workers: int) -> Iterator[str]:
         for worker in range(num_workers):

@@ -11,11 +11,7 @@ from typing import Any
 
 from rdt_plan import ConsumerId
 from rdt_plan.records import EpochRecord, ProducerRecord
-from rdt_transport.errors import (
-    RdtTransportError,
-    RendezvousError,
-    RendezvousTimeoutError,
-)
+from rdt_transport.errors import RdtTransportError, RendezvousError, RendezvousTimeoutError
 from rdt_transport.rendezvous.effects import Answer, Disconnect, Effect, Push, Refusal
 from rdt_transport.rendezvous.epochs import EpochLedger
 from rdt_transport.rendezvous.events import (
@@ -176,15 +172,17 @@ class JobState:
                 return self._begin(rank, epoch)
             case GetEpoch(epoch):
                 return self._ledger.find(epoch)
-            case AwaitClose(epoch):
-                return self._ledger.end_of(epoch)
+            case AwaitClose(rank, epoch):
+                self._roster.check_rank(rank)
+                return self._ledger.end_of(rank, epoch, self._roster.settings.num_producers)
             case Commit(consumer, incarnation, epoch):
                 return self._commit(consumer, incarnation, epoch)
             case Fail(epoch, reason):
                 return self._announce(self._ledger.give_up(epoch, reason))
-            case Drop(consumer, incarnation, reason):
+            case Drop(consumer, incarnation, reason, epoch):
                 member = self._roster.members.get(consumer)
-                if member is not None and member.incarnation == incarnation:
+                is_live = member is not None and member.incarnation == incarnation
+                if is_live and epoch not in self._ledger.failures:
                     self._fence(self._roster.replica_of(consumer), f"{consumer}: {reason}")
                 return None
             case Leave():
@@ -245,7 +243,8 @@ class JobState:
                 self._announce(ConsumerLeft(consumer, incarnation))
             else:
                 self._announce(ConsumerDropped(consumer, incarnation, reason))
-            self._announce(self._ledger.drop(consumer, incarnation, reason))
+            if consumer != leaving or not self._ledger.may_leave(consumer):
+                self._announce(self._ledger.drop(consumer, incarnation, reason))
 
     def _announce(self, event: PushedEvent | None) -> None:
         """Push to everybody; a subscription to producers only, and only what concerns them."""
@@ -276,7 +275,7 @@ class JobState:
             return missing
         if not (live := roster.ready_consumers()):
             return Missing(roster.missing_consumers)
-        return ledger.open(roster.session, live, rank)
+        return ledger.open(roster.session, live, rank, roster.absent_from(live))
 
     def _commit(self, consumer: ConsumerId, incarnation: str, epoch: int) -> Missing | None:
         ledger = self._ledger
