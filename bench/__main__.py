@@ -1,14 +1,16 @@
 """Run every benchmark of this folder that runs on CPU, one after another, and print one table.
 
-A benchmark is a script `bench_<name>.py` whose last line is one JSON object with its ratios; it may
-be run alone: ``python bench/bench_<name>.py``.
+A benchmark is a module `bench_<name>` whose last line is one JSON object with its ratios; it may be
+run alone: ``hatch run python -m bench.bench_<name>``. One that fails is a row of the table, and the
+exit status; the others run all the same.
 """
 
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,36 +18,74 @@ from rich.table import Table
 
 FOLDER = Path(__file__).parent
 
+Found = dict[str, Any]
 
-def run(script: Path) -> dict[str, object]:
-    """Run one benchmark, showing what it prints; the object of its last line."""
-    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+AT_MOST: dict[tuple[str, str], Callable[[Found], float]] = {
+    ("bake", "peak_memory_ratio"): lambda found: 1.0,
+    ("sync", "ratio"): lambda found: 1.3,
+    ("idle", "idle_cores_attached"): lambda found: found["idle_cores_unattached"] + 0.01,
+}
+"""The most that a measure may be, by benchmark and measure, given what was found beside it."""
+
+AT_LEAST = {("bake", "bake_ratio"): 2.2, ("bake", "plan_ratio"): 1.5}
+"""The least that a measure may be."""
+
+
+def run(name: str) -> Found | str:
+    """Run one benchmark, showing what it prints: its last line's object, or what went wrong."""
+    command = [sys.executable, "-m", f"bench.bench_{name}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=FOLDER.parent)
     assert process.stdout is not None
     last = ""
     for line in process.stdout:
         print(line, end="", flush=True)
         last = line if line.strip() else last
     if process.wait() != 0:
-        raise typer.Exit(process.returncode)
-    return json.loads(last)
+        return f"failed with exit status {process.returncode}"
+    try:
+        found = json.loads(last)
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else f"failed: its last line is no object: {last!r}"
+
+
+def verdict(name: str, measure: str, found: Found) -> tuple[str, str]:
+    """(target, whether it is met), empty where there is none."""
+    value = found[measure]
+    if (name, measure) in AT_LEAST:
+        least = AT_LEAST[name, measure]
+        return f"at least {least:.3g}", "met" if value >= least else "missed"
+    if (name, measure) not in AT_MOST:
+        return "", ""
+    most = AT_MOST[name, measure](found)
+    if "not comparable" in str(found.get("transport", "")):
+        return f"at most {most:.3g}", "not comparable"
+    return f"at most {most:.3g}", "met" if value <= most else "missed"
 
 
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="benchmarks; all when none")] = None,
 ) -> None:
     """Print the table of every benchmark that runs on CPU."""
-    scripts = sorted(FOLDER.glob("bench_*.py"))
-    known = {script.stem.removeprefix("bench_"): script for script in scripts}
-    if unknown := sorted(set(names or ()) - known.keys()):
+    known = sorted(path.stem.removeprefix("bench_") for path in FOLDER.glob("bench_*.py"))
+    if unknown := sorted(set(names or ()) - set(known)):
         raise typer.BadParameter(f"no benchmark {', '.join(unknown)}: expected {', '.join(known)}")
-    chosen = [known[name] for name in names or known]
-    table = Table("benchmark", "measure", "value")
-    for script in chosen:
-        for key, value in run(script).items():
-            if key != "bench":
+    table = Table("benchmark", "measure", "value", "target", "")
+    failed = False
+    for name in names or known:
+        found = run(name)
+        if isinstance(found, str):
+            failed = True
+            table.add_row(name, "", found, "", "failed")
+            continue
+        for measure in found:
+            if measure != "bench":
+                value = found[measure]
                 shown = f"{value:.3g}" if isinstance(value, float) else str(value)
-                table.add_row(script.stem.removeprefix("bench_"), key, shown)
+                table.add_row(name, measure, shown, *verdict(name, measure, found))
     Console().print(table)
+    if failed:
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdt_transport.errors import WireError
+from rdt_transport.host_memory import free_host_bytes
 from rdt_transport.memory import Arena
 
 
@@ -42,3 +43,11 @@ def test_an_empty_arena_is_refused(counts):
 def test_an_arena_without_room_says_what_to_lower():
     with pytest.raises(WireError, match="lower num_slots or max_chunk_bytes"):
         Arena(1 << 20, 1 << 42)
+
+
+def test_an_arena_larger_than_what_is_free_is_refused_before_it_is_allocated():
+    free = free_host_bytes()
+    assert free is not None
+
+    with pytest.raises(WireError, match=r"on cpu, where \d+ bytes are free; lower num_slots"):
+        Arena(2, free)  # the kernel would promise as much, and kill the process that touches it

@@ -8,8 +8,8 @@ and UCX read them once, when the first agent of a process is made.
 import importlib
 import importlib.metadata
 import os
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from types import TracebackType
 from typing import Any, Literal
 
 from rdt_transport.errors import NixlMissingError, PeerLostError, WireError
@@ -54,6 +54,33 @@ def _set_environment_defaults() -> None:
             os.environ.setdefault(variable, value)
 
 
+class _Translated:
+    """Raises NIXL's errors as ours; a class, since a generator would double the cost of a poll."""
+
+    __slots__ = ("_doing", "_errors", "_lost")
+
+    def __init__(
+        self, errors: tuple[type[Exception], ...], lost: type[Exception], doing: str
+    ) -> None:
+        self._errors = errors
+        self._lost = lost
+        self._doing = doing
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, self._errors):
+            message = f"{self._doing}: {type(error).__name__}: {error}"
+            ours = PeerLostError if isinstance(error, self._lost) else WireError
+            raise ours(message) from error
+
+
 class NixlAgent:
     """One NIXL agent without a progress thread; belongs to the thread that made it.
 
@@ -88,14 +115,8 @@ class NixlAgent:
             self._agent.create_backend(backend)
         self.name = name
 
-    @contextmanager
-    def _translated(self, doing: str) -> Generator[None]:
-        try:
-            yield
-        except self._errors as error:
-            message = f"{doing}: {type(error).__name__}: {error}"
-            kind = PeerLostError if isinstance(error, self._lost) else WireError
-            raise kind(message) from error
+    def _translated(self, doing: str) -> "_Translated":
+        return _Translated(self._errors, self._lost, doing)
 
     def register(self, spans: Sequence[Span], memory: MemoryKind) -> object:
         """Register memory; the result is what `deregister` takes."""

@@ -19,6 +19,10 @@ class ReceiveRing:
     def __init__(self, plan: SyncPlan, device: torch.device | str) -> None:
         self._arena = Arena(plan.num_slots, max(1, plan.receive_slot_bytes), device)
         self.buffer = self._arena.buffer
+        # Made once: slicing a tensor costs as much as posting a small read.
+        self._packed = [
+            self._arena.slot(chunk.receive_slot)[: chunk.serve.num_bytes] for chunk in plan.chunks
+        ]
 
     def region(self, chunk: Chunk) -> Region:
         """Where the wire writes ``chunk``."""
@@ -27,4 +31,4 @@ class ReceiveRing:
 
     def packed(self, chunk: Chunk) -> torch.Tensor:
         """The received bytes of ``chunk``: uint8, 1-D, a view of its receive slot."""
-        return self._arena.slot(chunk.receive_slot)[: chunk.serve.num_bytes]
+        return self._packed[chunk.index]
