@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -9,10 +10,11 @@ from contextlib import ExitStack, closing
 import pytest
 import torch
 
+from rdt_plan import EpochRecord
 from rdt_trainer import ClientError, JobSettings, RdtTrainer, SourceMeta, SyncFailedError
 from rdt_trainer.testing import TorchEngineClient
 from rdt_transport.errors import SyncAbortedError
-from rdt_transport.rendezvous import host_local
+from rdt_transport.rendezvous import ConsumerDropped, RendezvousClient, host_local
 from rdt_transport.wire.base import Wire
 from rdt_transport.wire.inprocess import InProcessFabric, InProcessWire
 from rdt_transport.wire.nixl import NixlWire
@@ -208,6 +210,33 @@ def test_a_server_that_hangs_is_dropped_at_the_deadline_and_skipped(
         assert fleet.send(0, 1) == {}
 
 
+def test_a_drop_told_before_the_servers_are_driven_is_heeded(make_wire, release, monkeypatch):
+    """Nobody waits for the calls of a server whose replica is out of the epoch already."""
+    with Fleet(make_wire, NEVER_SECONDS) as fleet:
+        assert fleet.trainer._job is not None
+        producer, rendezvous = fleet.trainer._job.producer, fleet.trainer._job.rendezvous
+        begin, heard = producer.begin, threading.Event()
+        on_event = producer.on_event
+
+        def listen(event: object) -> None:  # the trainer has heard it before
+            on_event(event)
+            if isinstance(event, ConsumerDropped):
+                heard.set()
+
+        def begin_and_drop(record: EpochRecord) -> None:
+            begin(record)
+            consumer, incarnation = next(each for each in record.live if each[0].replica == 1)
+            rendezvous.drop(consumer, incarnation, "its worker is lost")
+            assert heard.wait(30)
+
+        monkeypatch.setattr(producer, "on_event", listen)
+        monkeypatch.setattr(producer, "begin", begin_and_drop)
+        fleet.servers[1].troubles["start"] = lambda: release.wait(NEVER_SECONDS) and None
+        assert "its worker is lost" in fleet.send(0)[1]
+        assert fleet.trainer._job.control is not None and fleet.trainer._job.control.is_busy(1)
+        release.set()
+
+
 def test_no_replica_left_raises_with_every_reason(make_wire):
     with Fleet(make_wire, NEVER_SECONDS) as fleet:
         fleet.servers[0].troubles["update"] = refusing("update")
@@ -252,8 +281,8 @@ def test_what_fails_everybody_fences_nobody(make_wire, caplog):
         assert [server.calls.count("init") for server in fleet.servers] == [1, 1]
 
 
-def test_all_ranks_report_the_same_outcome(make_wire):
-    """Two ranks before two replicas: one that is dropped, then none that is left."""
+def test_all_ranks_report_the_same_outcome(make_wire, monkeypatch):
+    """Two ranks before two replicas: one that is dropped and comes back, then none that is left."""
     settings = JobSettings(num_producers=2, num_replicas=2)
     host = host_local("ranks", "token", settings)
     servers = [Server(make_wire), Server(make_wire, 2)]
@@ -275,9 +304,24 @@ def test_all_ranks_report_the_same_outcome(make_wire):
             stack.callback(each.close)
         list(pool.map(RdtTrainer.init, trainers))
         servers[1].troubles["answer"] = refusing("answer")
-        first, second = pool.map(lambda each: each.send_weights(), trainers)
+        send = RdtTrainer.send_weights
+        first, second = pool.map(send, trainers)
         assert (first.committed, first.dropped) == (second.committed, second.dropped)
         assert first.committed == (0,)
+        del servers[1].troubles["answer"]
+        servers[1].troubles["init"] = lambda: time.sleep(0.2)  # rank 1 is there before
+        patience: dict[int, float] = {}
+        begin = RendezvousClient.begin
+
+        def noted(client: RendezvousClient, rank: int, epoch: int, seconds: float) -> EpochRecord:
+            patience[rank] = seconds
+            return begin(client, rank, epoch, seconds)
+
+        monkeypatch.setattr(RendezvousClient, "begin", noted)
+        assert [each.committed for each in pool.map(send, trainers)] == [(0, 1), (0, 1)]
+        # Rank 0 may wait for an earlier call to end, then for servers to come back, then begin.
+        assert patience[1] > 3 * patience[0]
+        servers[1].troubles["answer"] = refusing("answer")
         servers[0].troubles["update"] = refusing("update")
         calls = [pool.submit(each.send_weights) for each in trainers]
         texts = {str(call.exception()) for call in calls}

@@ -21,6 +21,16 @@ def test_bytes_are_viewed_as_a_larger_dtype_wherever_they_start(start: int, coun
     assert bits(got) == list(range(start, start + 8))
 
 
+def test_a_lone_element_of_any_stride_is_viewed_as_another_dtype() -> None:
+    lone = torch.arange(1, 9, dtype=torch.int32)[::2][:1]
+    source = check_source(ParamMeta("w", "int32", (1,)), lone)
+    assert source.stride() == (2,)
+
+    got = read_slice(source, Slice("w", "uint8", 0, (4,), (1,)))
+
+    assert got.tolist() == [1, 0, 0, 0]
+
+
 def test_an_aligned_source_is_not_copied() -> None:
     whole = torch.zeros(64, dtype=torch.float32)
     for source in (whole, whole[4:8], torch.zeros(())):

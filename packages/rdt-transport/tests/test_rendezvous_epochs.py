@@ -39,8 +39,11 @@ def test_begin_freezes_one_record_for_every_rank() -> None:
     driver.call(one, commit(a, 1))
     assert driver.call(second, ask.Begin(1, 1)) == record  # closed already: still the same
 
-    record = driver.call(second, ask.Begin(1, 2))
+    early = driver.start(second, ask.Begin(1, 2))
+    assert early not in driver.outcomes  # rank 0 opens it, once its servers are there
+    record = driver.call(first, ask.Begin(0, 2))
 
+    assert driver.end(early) == record
     assert record.live == ((a.consumer, a.incarnation), (b.consumer, b.incarnation))
     with pytest.raises(RendezvousError, match="epoch 1 is over; the last epoch is 2"):
         driver.call(late, ask.GetEpoch(1))

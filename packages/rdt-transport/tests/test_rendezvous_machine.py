@@ -230,7 +230,8 @@ class RendezvousMachine(RuleBasedStateMachine):
         all_have_begun = all(epoch >= self.last for epoch in self.begun.values())
         begun = not self.last or self.last in self.failed or all_have_begun
         if begun and self.may_open() and list(self.whole_replicas()):
-            assert not self.begins
+            assert 0 not in self.begins  # rank 0 opens it
+        assert all(self.begun[rank] >= self.last for rank in self.begins)
 
 
 NO_SHRINKING = [Phase.explicit, Phase.reuse, Phase.generate]  # it takes minutes

@@ -87,6 +87,24 @@ def test_no_rank_is_told_before_all_ask_and_until_then_each_may_fail_it(
     assert driver.call(1, ask.Begin(0, 2)).live == ((a.consumer, a.incarnation),)
 
 
+def test_a_rank_that_was_refused_at_its_deadline_asks_no_more(driver: StateDriver) -> None:
+    """It gives the epoch up: until then no other rank may be told of a success."""
+    worker, a = driver.consumer(0, 0)
+    begin(driver)
+    driver.call(worker, commit(a, 1))
+    refused = driver.start(1, ask.AwaitClose(0, 1), 1.0)
+    driver.sleep(1.0)
+    with pytest.raises(RendezvousTimeoutError, match="producer 1 is not through epoch 1"):
+        driver.end(refused)
+
+    late = driver.start(2, ask.AwaitClose(1, 1))
+    assert late not in driver.outcomes
+    driver.call(1, ask.Fail(1, "trainer rank 0: waited 1 s"))
+
+    with pytest.raises(EpochFailedError, match="trainer rank 0: waited 1 s"):
+        driver.end(late)
+
+
 def test_a_rank_that_is_lost_before_the_end_is_told_fails_it(driver: StateDriver) -> None:
     worker, a = driver.consumer(0, 0)
     begin(driver)

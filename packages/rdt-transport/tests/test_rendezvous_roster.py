@@ -119,10 +119,10 @@ def test_rank_outside_the_job_is_refused(driver: StateDriver) -> None:
 def test_new_producer_incarnation_is_a_new_session(goodbye: bool) -> None:
     driver = StateDriver(num_producers=2)
     client, _ = driver.producer(0)
-    other, _ = driver.producer(1)
+    driver.producer(1)
     worker, subscription = driver.consumer(0, 0)
     before = driver.call(worker, ask.GetJob()).session
-    driver.call(other, ask.Begin(1, 1))
+    driver.call(client, ask.Begin(0, 1))
     driver.call(worker, commit(subscription, 1))
 
     if goodbye:
@@ -130,7 +130,7 @@ def test_new_producer_incarnation_is_a_new_session(goodbye: bool) -> None:
     else:
         driver.lose(client)
     waiting = driver.start(worker, ask.GetJob())
-    driver.producer(0)
+    anew, _ = driver.producer(0)
 
     after = driver.end(waiting).session
     assert after != before
@@ -147,7 +147,7 @@ def test_new_producer_incarnation_is_a_new_session(goodbye: bool) -> None:
     driver.call(worker, subscribe(subscription, after))
     driver.call(worker, ask.Ready(subscription.consumer, subscription.incarnation))
 
-    record = driver.call(other, ask.Begin(1, 1))
+    record = driver.call(anew, ask.Begin(0, 1))
     assert (record.session, record.epoch) == (after, 1)
 
 

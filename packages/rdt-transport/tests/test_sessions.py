@@ -18,7 +18,7 @@ from rdt_transport.errors import (
 )
 from rdt_transport.rendezvous import ConsumerDropped, EpochFailed, JobSettings
 from rdt_transport.testing.fleet import Fleet
-from rdt_transport.testing.sample_job import draw, expect_exact, model, open_fleet
+from rdt_transport.testing.sample_job import draw, expect_exact, in_process, model, open_fleet
 from rdt_transport.testing.wire_pair import MakeWire
 from rdt_transport.wire.inprocess import InProcessFabric, InProcessWire
 
@@ -237,3 +237,10 @@ def test_a_dropped_consumer_ends_its_own_epoch(make_wire: MakeWire) -> None:
         for fallen in fleet.consumers:  # the whole replica
             with pytest.raises(TornError, match=r"was dropped: .*too slow"):
                 fallen.wait(10.0)
+
+
+def test_what_is_told_after_the_close_is_ignored() -> None:
+    with fleet_of(in_process(), model(), JobSettings(1)) as fleet:
+        fleet.sync(draw(fleet.manifest, 1))
+    consumer = fleet.consumers[0]
+    consumer.on_event(ConsumerDropped(consumer.plan.consumer, consumer.incarnation.hex(), ""))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from rdt_plan import EpochRecord, Manifest
+from rdt_plan import ConsumerId, EpochRecord, Manifest
 from rdt_trainer.collector import GroupCollector
 from rdt_trainer.control import LAST_WORDS_SECONDS, Control
 from rdt_trainer.driving import Driving
@@ -82,6 +82,7 @@ class Sync:
         self._state = SyncState()
         self._lock = threading.Lock()
         self._driving: Driving | None = None
+        self._dropped: list[tuple[ConsumerId, str]] = []  # since this sync was made
         self._consequence: Consequence | None = None
         self._collector: GroupCollector | None = None
         self._is_connected = True
@@ -128,9 +129,14 @@ class Sync:
             self._advance(Stage.GATHER)
         if self._control is not None:
             version = str(self.epoch) if weight_version is None else weight_version
-            self._driving = Driving(
+            driving = Driving(
                 self._control, self._rendezvous, self.record, version, self._timeout_seconds
             )
+            with self._lock:
+                self._driving = driving
+                dropped = self._dropped.copy()
+            for each in dropped:
+                driving.on_dropped(*each)
         with self._step("gather", Cause.SOURCE_RAISED):
             self._collector = collector = self._pass()
         for group in producer.groups:
@@ -162,7 +168,10 @@ class Sync:
 
     def _open_epoch(self, epoch: int) -> EpochRecord:
         self.epoch = epoch
-        return self._rendezvous.begin(self._rank, epoch, self._timeout_seconds)
+        timeout_seconds = self._timeout_seconds
+        if self._control is None:  # rank 0 opens it, and may `restore` before for twice as long
+            timeout_seconds += 2 * (timeout_seconds + LAST_WORDS_SECONDS)
+        return self._rendezvous.begin(self._rank, epoch, timeout_seconds)
 
     def _pass(self) -> GroupCollector:
         return GroupCollector(self._manifest, self._rank, iter(self._iter_full()))
@@ -204,8 +213,11 @@ class Sync:
             case EpochFailed(epoch, reason) if epoch == self.epoch:
                 self._fail(Cause.PEER, SyncAbortedError(reason))
             case ConsumerDropped(consumer, incarnation):
-                if self._driving is not None:
-                    self._driving.on_dropped(consumer, incarnation)
+                with self._lock:  # it may come before the servers are driven, or after
+                    self._dropped.append((consumer, incarnation))
+                    driving = self._driving
+                if driving is not None:
+                    driving.on_dropped(consumer, incarnation)
             case ConnectionLost(reason):
                 self._is_connected = False
                 error = SyncAbortedError(f"the rendezvous is gone: {reason}")

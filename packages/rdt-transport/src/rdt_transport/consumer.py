@@ -149,8 +149,9 @@ class Consumer:
             ) from error
 
     def fail(self, error: BaseException) -> None:
-        """Like `abort`, without waiting (any thread)."""
-        self._submit(lambda wire, pulling: pulling.abort(wire, error))
+        """Like `abort`, without waiting (any thread); ignored when no epoch is open."""
+        if self.is_busy():  # the progress thread may be closed already, otherwise
+            self._submit(lambda wire, pulling: pulling.abort(wire, error))
 
     def commit(self, timeout_seconds: float) -> None:
         """Ask the rendezvous to accept this worker's epoch; `TornError` when it refuses."""

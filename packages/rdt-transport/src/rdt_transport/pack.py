@@ -60,7 +60,8 @@ def read_slice(tensor: torch.Tensor, region: Slice) -> torch.Tensor:
     """
     dtype = torch_dtype(region.dtype)
     if tensor.dtype != dtype:
-        raw = tensor.reshape(-1).view(torch.uint8)
+        # Not `reshape`: the stride of a lone element may be any, and such a one has no bytes' view.
+        raw = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
         tensor = raw[: raw.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
     return tensor.as_strided(region.shape, region.stride, tensor.storage_offset() + region.offset)
 

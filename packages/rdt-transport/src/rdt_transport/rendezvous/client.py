@@ -123,7 +123,7 @@ class RendezvousClient:
         self._link.call(MakeOffer(offer), timeout_seconds)
 
     def begin(self, rank: int, epoch: int, timeout_seconds: float) -> EpochRecord:
-        """Open ``epoch``, or learn its record: the same for every rank, whatever fell since.
+        """Rank 0 opens ``epoch``, others learn its record: the same for all, whatever fell since.
 
         Waits for all producers, for a ready replica, and for the epoch before: until it failed, or
         every rank has begun it and everybody live in it has committed it or was dropped. Epochs

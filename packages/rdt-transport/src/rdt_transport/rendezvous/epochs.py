@@ -3,7 +3,7 @@
 Pure: part of `JobState`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rdt_plan import ConsumerId
 from rdt_plan.records import EpochRecord
@@ -36,8 +36,7 @@ class EpochLedger:
         self._replicas: dict[int, list[Live]] = {}
         self._dropped: dict[int, str] = {}  # replicas that will not have the last epoch, and why
         self._begun: set[int] = set()  # ranks that know the last epoch's record
-        self._closing: set[int] = set()  # ranks that asked how it ends
-        self._told = False  # and were answered: nothing changes the last epoch any more
+        self._told = False  # how the last epoch ended: nothing changes it any more
 
     @property
     def is_open(self) -> bool:
@@ -90,15 +89,18 @@ class EpochLedger:
     def _open_yet(self) -> Missing:
         return Missing(lambda: self.waiting_for(self.uncommitted()))
 
-    def end_of(self, rank: int, epoch: int, num_producers: int) -> EpochOutcome | Missing:
-        """How the epoch ended, once all ranks ask; raises as `find` does."""
+    def end_of(self, epoch: int, late: Sequence[int]) -> EpochOutcome | Missing:
+        """How the epoch ended, once all ranks ask; raises as `find` does.
+
+        ``late`` are the ranks that do not ask now: one whose ask was refused may fail it yet.
+        """
         if isinstance(found := self.find(epoch), Missing):
             return found
-        self._closing.add(rank)
         if self.is_open:
             return self._open_yet()
-        if late := [str(each) for each in range(num_producers) if each not in self._closing]:
-            return Missing(lambda: f"producer {', '.join(late)} is not through epoch {epoch}")
+        if late and not self._told:
+            ranks = ", ".join(map(str, late))
+            return Missing(lambda: f"producer {ranks} is not through epoch {epoch}")
         self._told = True
         committed = sorted({consumer.replica for consumer in self._committed})
         dropped = [DroppedReplica(*each) for each in sorted(self._dropped.items())]
@@ -116,7 +118,7 @@ class EpochLedger:
         self.record = EpochRecord(session=session, epoch=self.last, live=live)
         self._live, self._committed, self._replicas = dict(live), set(), {}
         self._dropped = dict(absent)
-        self._begun, self._closing, self._told = {rank}, set(), False
+        self._begun, self._told = {rank}, False
         for consumer, incarnation in live:
             self._replicas.setdefault(consumer.replica, []).append((consumer, incarnation))
         return self.record

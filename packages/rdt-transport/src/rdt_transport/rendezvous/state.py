@@ -174,7 +174,10 @@ class JobState:
                 return self._ledger.find(epoch)
             case AwaitClose(rank, epoch):
                 self._roster.check_rank(rank)
-                return self._ledger.end_of(rank, epoch, self._roster.settings.num_producers)
+                asks = [wait.request for wait in self._waits]  # a deadline withdraws its request
+                ranks = range(self._roster.settings.num_producers)
+                late = [each for each in ranks if AwaitClose(each, epoch) not in asks]
+                return self._ledger.end_of(epoch, late)
             case Commit(consumer, incarnation, epoch):
                 return self._commit(consumer, incarnation, epoch)
             case Fail(epoch, reason):
@@ -275,6 +278,8 @@ class JobState:
             return missing
         if not (live := roster.ready_consumers()):
             return Missing(roster.missing_consumers)
+        if rank > 0:  # the servers are rank 0's: before, it attaches again what fell
+            return Missing(lambda: f"producer 0 has not begun epoch {epoch}")
         return ledger.open(roster.session, live, rank, roster.absent_from(live))
 
     def _commit(self, consumer: ConsumerId, incarnation: str, epoch: int) -> Missing | None:
