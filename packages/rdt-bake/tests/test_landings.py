@@ -92,7 +92,7 @@ def view_chains(draw: st.DrawFn, start: Tensor) -> tuple[Chain, Tensor]:
                 now.view(torch.uint8)
             except RuntimeError:
                 continue
-            if now.ndim == 0:
+            if now.ndim == 0 or now.numel() == 0:  # strides of empty tensors are anybody's
                 continue
             apply = lambda t: t.view(torch.uint8)  # noqa: E731
         else:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rdt_bake import RebindError, record
+from rdt_bake import ComputedValueError, DataDependentError, RebindError, RecordError, record
 from rdt_bake.testing import check_recording
 from rdt_plan import ParamMeta
 
@@ -110,20 +110,13 @@ def test_caches_that_have_nothing_to_do_with_weights_may_change() -> None:
     "rebind, param, weight",
     [
         (lambda layer, w: setattr(layer.weight, "data", w), "weight", "a"),
-        (lambda layer, w: setattr(layer.weight, "data", w[:3] + 1), "weight", "a"),
         (lambda layer, w: setattr(layer.weight, "data", w[:3].half()), "weight", "a"),
-        (lambda layer, w: setattr(layer.weight, "data", torch.rand_like(w[:3])), "weight", "a"),
-        (lambda layer, w: setattr(layer, "weight", nn.Parameter(torch.rand(3, 4))), "weight", "a"),
-        (lambda layer, w: setattr(layer, "mean", -w[:3]), "mean", "a"),
-        (lambda layer, w: setattr(layer, "mean", torch.rand(3, 4)), "mean", "a"),
-        (lambda layer, w: setattr(layer, "plain", -w[:3]), "plain", "a"),
         (lambda layer, w: setattr(layer, "fresh", w), "fresh", "a"),
         (lambda layer, w: setattr(layer, "fresh", nn.Parameter(torch.rand(2))), "fresh", "a"),
         (lambda layer, w: layer.listed.append(w.exp()), "listed[1]", "a"),
         (lambda layer, w: setattr(layer, "weight", None), "weight", None),
         (lambda layer, w: delattr(layer, "weight"), "weight", None),
         (lambda layer, w: delattr(layer, "mean"), "mean", None),
-        (lambda layer, w: setattr(layer, "mean", layer.weight.data), "mean", None),
         (lambda layer, w: setattr(layer.weight, "data", layer.weight.data.t()), "weight", None),
     ],
 )
@@ -138,6 +131,32 @@ def test_other_rebinds_are_refused_by_name(
     assert f"layer.{param}" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "rebind, param, kind",
+    [
+        (
+            lambda layer, w: setattr(layer.weight, "data", torch.rand_like(w[:3])),
+            "weight",
+            ComputedValueError,
+        ),
+        (
+            lambda layer, w: setattr(layer, "weight", nn.Parameter(torch.rand(3, 4))),
+            "weight",
+            ComputedValueError,
+        ),
+        (lambda layer, w: setattr(layer, "mean", torch.rand(3, 4)), "mean", ComputedValueError),
+        (lambda layer, w: setattr(layer, "mean", layer.weight.data), "weight", DataDependentError),
+    ],
+)
+def test_a_rebind_to_what_no_load_makes_again_is_refused(
+    rebind: Callable[[nn.Module, Tensor], Any], param: str, kind: type[RecordError]
+) -> None:
+    model = Model()
+    with pytest.raises(kind) as caught:
+        record(model, lambda pairs: first(rebind)(model, pairs), PARAMS)
+    assert (caught.value.module, caught.value.param) == ("layer", param)
+
+
 def test_a_rebind_to_real_memory_is_refused_even_where_torch_does() -> None:
     """A meta tensor takes no real data: torch raises, and the error says what it means."""
     model = Model()
@@ -147,14 +166,35 @@ def test_a_rebind_to_real_memory_is_refused_even_where_torch_does() -> None:
     assert caught.value.where is not None and caught.value.where.startswith(__file__)
 
 
-def test_a_rebound_parameter_that_is_then_changed_is_refused() -> None:
+@pytest.mark.parametrize("param", ["weight", "mean", "plain"])
+def test_a_rebind_to_a_computed_value_is_computed(param: str) -> None:
+    def action(layer: nn.Module, weight: Tensor) -> None:
+        layer.weight.data = weight[:3]
+        tensor = getattr(layer, param)
+        if param == "weight":
+            tensor.data = weight[:3] + 1
+        else:
+            setattr(layer, param, -weight[:3])
+
+    check_recording(Model, first(action), PARAMS)
+
+
+def test_a_rebound_parameter_that_is_then_changed_is_computed() -> None:
     def action(layer: nn.Module, weight: Tensor) -> None:
         layer.weight.data = weight[:3]
         layer.weight.data[0].fill_(0)
+        layer.weight.data[1].mul_(2)
 
-    model = Model()
-    with pytest.raises(RebindError, match="'a'"):
-        record(model, lambda pairs: first(action)(model, pairs), PARAMS)
+    (program,) = check_recording(Model, first(action), PARAMS).programs
+    assert program.targets == ("weight",)
+
+
+def test_a_parameter_may_be_replaced_by_what_it_held() -> None:
+    def action(layer: nn.Module, weight: Tensor) -> None:
+        layer.weight.data.copy_(weight[:3])
+        layer.weight.data = layer.weight.data.flip(0)
+
+    check_recording(Model, first(action), PARAMS)
 
 
 class Tied(nn.Module):

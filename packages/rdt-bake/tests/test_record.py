@@ -1,6 +1,8 @@
 """What a recording says, and what `record` refuses."""
 
+import gc
 from collections.abc import Iterable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -268,3 +270,39 @@ def test_a_view_that_starts_amid_an_element_is_refused() -> None:
 
     with pytest.raises(UnsupportedTensorError, match="whole element"):
         record(model, load, [ParamMeta("w", "float32", (2,))])
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+def test_the_garbage_collector_rests_and_is_left_as_found(enabled: bool, fails: bool) -> None:
+    model, seen = Holder((2, 2)), []
+
+    def load(pairs: Pairs) -> None:
+        seen.append(gc.isenabled())
+        if fails:
+            raise KeyError("w")
+
+    found = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with pytest.raises(KeyError) if fails else nullcontext():
+            record(model, load, [])
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if found else gc.disable)()
+    assert seen == [False]
+
+
+def test_equal_geometries_are_one_object() -> None:
+    """A model has few, and what compares and hashes writes is quick when they are shared."""
+    model = Holder((6, 4))
+
+    def load(pairs: Pairs) -> None:
+        for row, (_, weight) in enumerate(pairs):
+            model.weight.data.narrow(0, row, 1).copy_(weight.narrow(0, 1, 1))
+
+    metas = [ParamMeta(f"w{number}", "float32", (3, 4)) for number in range(6)]
+    writes = record(model, load, metas).placements
+    assert [write.offset for write in writes] == [0, 4, 8, 12, 16, 20]
+    assert len({id(write.slice.shape) for write in writes}) == 1
+    assert len({id(write.stride) for write in writes}) == 1

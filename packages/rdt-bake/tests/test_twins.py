@@ -173,6 +173,7 @@ def messy_but_one(model: Model, pairs: Pairs) -> None:
 def refused(model: Model, pairs: Pairs) -> None:
     for _, weight in pairs:
         model.embed.weight.data.copy_(weight + 1)
+        model.embed.weight.data[0].copy_(weight.sum().item())
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,11 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdt_plan import Fill
+from rdt_plan import Fill, Program
+from rdt_plan.program import Statement, Target
 from rdt_plan.testing import plans
+
+PROGRAM = Program("m", (Target("w"),), (Statement("aten.zero_.default", (), (), ()),))
 
 
 @settings(max_examples=50)
@@ -18,6 +21,8 @@ def test_the_digest_changes_with_every_field(case, data: st.DataObject) -> None:
         {"max_chunk_bytes": plan.max_chunk_bytes + 1},
         {"fills": (*plan.fills, Fill("m", "w", 0, (), (), "int8", 1))},
         {"modules_without_chunks": (*plan.modules_without_chunks, "x")},
+        {"programs": (PROGRAM,)},
+        {"programs": (PROGRAM, PROGRAM)},
     ]
     if plan.chunks:
         at = data.draw(st.integers(0, len(plan.chunks) - 1))

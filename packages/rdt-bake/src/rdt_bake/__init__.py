@@ -11,17 +11,21 @@ from rdt_bake.errors import (
     ReplayError,
     UnsupportedTensorError,
 )
+from rdt_bake.execution import run_program
 from rdt_bake.places import find_tensor
+from rdt_bake.plan_replay import PlanReplay
 from rdt_bake.record import record
 from rdt_bake.recording import Recording, Uncovered
 from rdt_bake.replay import apply_fill, apply_placement, fetch_from, read_slice, replay
 from rdt_bake.report import report
+from rdt_bake.written_targets import written_targets
 
 __all__ = [
     "ComputedValueError",
     "CoverageError",
     "DataDependentError",
     "OverlapError",
+    "PlanReplay",
     "RdtBakeError",
     "RebindError",
     "RecordError",
@@ -37,4 +41,6 @@ __all__ = [
     "record",
     "replay",
     "report",
+    "run_program",
+    "written_targets",
 ]

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from rdt_bake.errors import UnsupportedTensorError
+from rdt_bake.origins import Constant
 
-__all__ = ["factory_value", "number", "uniform_element"]
+__all__ = ["constant", "factory_value", "number", "uniform_element"]
 
 _aten = torch.ops.aten
 _FILLED_AT = {
@@ -54,6 +55,17 @@ def number(value: Tensor | bool | int | float | complex, dtype: torch.dtype) -> 
             raise UnsupportedTensorError(f"a fill with the complex number {found} is not supported")
         return found.real
     return found
+
+
+def constant(value: Any, tensor: Tensor) -> Constant | None:
+    """The origin of a tensor full of ``value``; None without one, or when it has no such number."""
+    if value is None:
+        return None
+    try:
+        element = number(value, tensor.dtype)
+    except UnsupportedTensorError:
+        return None
+    return Constant(element, tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
 def uniform_element(tensor: Tensor) -> Tensor | None:

@@ -58,10 +58,17 @@ class DestinationStorage:
         destinations: parameters first.
         is_real: whether the model's own tensors hold values (are not on meta).
         written: whether anything landed in it.
+        programmed: whether a program writes it, so that all that lands in it is part of that.
         read_at: ``file:line`` where a loader read its real values, or None.
     """
 
     destinations: list[Destination] = field(default_factory=list)
     is_real: bool = False
     written: bool = False
+    programmed: bool = False
     read_at: str | None = None
+
+    @property
+    def module(self) -> str:
+        """The module whose program writes it, if one does."""
+        return self.destinations[0].module

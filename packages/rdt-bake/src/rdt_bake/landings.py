@@ -2,25 +2,32 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from rdt_bake.destinations import Destination, DestinationStorage
 from rdt_bake.errors import OverlapError, UnsupportedTensorError
-from rdt_bake.layouts import MAX_PIECES, Layout, join_dims
-from rdt_bake.origins import SourceRegion
+from rdt_bake.layouts import MAX_PIECES, Layout, Piece, join_dims
 from rdt_bake.overlaps import settle
 from rdt_bake.regions import Region
+from rdt_bake.source_regions import SourceRegion
 from rdt_bake.tensors import dtype_name, first_element
-from rdt_plan import Fill, Placement, Write, canonical, contiguous_stride
+from rdt_plan import Fill, Placement, Slice, Write, canonical, contiguous_stride
 
-__all__ = ["Landing", "settled_writes"]
+__all__ = ["Landing", "region_of", "settled_writes"]
+
+Ints = tuple[int, ...]
+
+_BYTE = torch.uint8
 
 
 @dataclass(slots=True, eq=False)
 class Landing:
     """One strided region of a destination's storage, and what was written there.
+
+    The dims are in the source's own order, as few as both sides allow.
 
     Attributes:
         storage: the destination's storage.
@@ -30,18 +37,20 @@ class Landing:
         value: the number written, or None for a copy.
         source_dtype, source_offset, source_stride: a copy's region of its source, dim by dim
             beside ``shape``; stride 0 repeats.
+        after: how many computations the loader had done before.
     """
 
     storage: DestinationStorage
     dtype: torch.dtype
     offset: int
-    shape: Sequence[int]
-    stride: Sequence[int]
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
     weight: str | None
-    value: bool | int | float | None = None
-    source_dtype: torch.dtype = torch.uint8
-    source_offset: int = 0
-    source_stride: Sequence[int] = ()
+    value: bool | int | float | None
+    source_dtype: torch.dtype
+    source_offset: int
+    source_stride: tuple[int, ...]
+    after: int = 0
 
     @classmethod
     def of_number(
@@ -52,26 +61,26 @@ class Landing:
         value: bool | int | float,
     ) -> "Landing":
         """A fill of the view ``into``."""
-        return cls(
-            storage, into.dtype, first_element(into), into.shape, into.stride(), weight, value
-        )
+        dims = _joined(into.shape, into.stride(), (0,) * into.ndim)
+        return cls(storage, into.dtype, first_element(into), *dims[:2], weight, value, _BYTE, 0, ())
 
     @classmethod
     def of_source(
         cls, storage: DestinationStorage, into: Tensor, weight: str, value: Tensor
     ) -> "Landing":
         """A copy to the view ``into`` from ``value``, a view of the source, of the same shape."""
+        shape, stride, read = _joined(into.shape, into.stride(), value.stride())
         return cls(
             storage,
             into.dtype,
             first_element(into),
-            into.shape,
-            into.stride(),
+            shape,
+            stride,
             weight,
             None,
             value.dtype,
             first_element(value),
-            value.stride(),
+            read,
         )
 
     @classmethod
@@ -80,44 +89,34 @@ class Landing:
     ) -> "Landing":
         """A copy to the part of the view ``into`` that ``region`` lies beside."""
         steps = into.stride()
+        own = tuple(steps[axis] * step for axis, step in region.steps)
+        shape, stride, read = _joined(region.shape, own, region.stride)
         return cls(
             storage,
             into.dtype,
             first_element(into) + _dot(region.start, steps),
-            region.shape,
-            [steps[axis] * step for axis, step in region.steps],
+            shape,
+            stride,
             region.name,
             None,
             region.dtype,
             region.offset,
-            region.stride,
+            read,
         )
 
     @property
     def is_fill(self) -> bool:
         return self.value is not None
 
-    def joined(self) -> "Landing":
-        """The same elements in the source's own order, in as few dims as both sides allow."""
-        there = self.source_stride or (0,) * len(self.shape)
-        dims = [d for d in zip(self.shape, self.stride, there, strict=True) if d[0] != 1]
-        dims.sort(key=lambda d: (d[2] == 0, d[2], d[1]), reverse=True)
-        dims = join_dims(dims)
-        return replace(
-            self,
-            shape=tuple(d[0] for d in dims),
-            stride=tuple(d[1] for d in dims),
-            source_stride=tuple(d[2] for d in dims),
-        )
-
     def region(self, unit_bytes: int) -> Region:
         """Where it lands, in units of ``unit_bytes``."""
-        return _region(self.dtype, self.offset, self.shape, self.stride, unit_bytes)
+        return region_of(self.dtype, self.offset, self.shape, self.stride, unit_bytes)
 
     def within(self, region: Region) -> "list[Landing] | None":
         """The parts that land in ``region``, a subset in elements; None if those are too many."""
         if self.is_fill:
-            return [replace(self, offset=region.offset, shape=region.shape, stride=region.stride)]
+            shape, stride, _ = _joined(region.shape, region.stride, (0,) * len(region.shape))
+            return [replace(self, offset=region.offset, shape=shape, stride=stride)]
         try:
             layout = Layout(self.shape, self.stride)
         except ValueError:
@@ -125,17 +124,21 @@ class Landing:
         pieces = layout.trace(region.offset - self.offset, region.shape, region.stride)
         if pieces is None:
             return self._elements_within(region)
-        return [
-            replace(
-                self,
-                offset=region.offset + _dot(piece.start, region.stride),
-                shape=piece.shape,
-                stride=tuple(region.stride[axis] * step for axis, step in piece.steps),
-                source_offset=self.source_offset + _dot(piece.index, self.source_stride),
-                source_stride=tuple(_dot(move, self.source_stride) for move in piece.moves),
-            ).joined()
-            for piece in pieces
-        ]
+        return [self._part(region, piece) for piece in pieces]
+
+    def _part(self, region: Region, piece: Piece) -> "Landing":
+        """What lands in ``piece``, a part of ``region``."""
+        own = tuple(region.stride[axis] * step for axis, step in piece.steps)
+        there = tuple(_dot(move, self.source_stride) for move in piece.moves)
+        shape, stride, read = _joined(piece.shape, own, there)
+        return replace(
+            self,
+            offset=region.offset + _dot(piece.start, region.stride),
+            shape=shape,
+            stride=stride,
+            source_offset=self.source_offset + _dot(piece.index, self.source_stride),
+            source_stride=read,
+        )
 
     def _elements_within(self, region: Region) -> "list[Landing] | None":
         """One landing an element: neighbours in the destination that the source has not."""
@@ -156,37 +159,36 @@ class Landing:
                 param=destination.param,
             )
         offset = self.offset - at // self.dtype.itemsize
-        shape, stride = tuple(self.shape), tuple(self.stride)
+        module, param = destination.places[0]
+        dtype = dtype_name(self.dtype)
         if self.value is not None:
-            return Fill(
-                destination.module,
-                destination.param,
-                offset,
-                shape,
-                stride,
-                dtype_name(self.dtype),
-                self.value,
-            )
-        read = [(n, s) for n, s in zip(shape, self.source_stride, strict=True) if s]
-        extents = [n for n, _ in read]
-        packed = iter(contiguous_stride(extents))
+            return Fill(module, param, offset, self.shape, self.stride, dtype, self.value)
         assert self.weight is not None
-        return Placement(
-            canonical(
-                self.weight,
-                dtype_name(self.source_dtype),
-                self.source_offset,
-                extents,
-                [s for _, s in read],
-            ),
-            destination.module,
-            destination.param,
-            offset,
-            shape,
-            stride,
-            dtype_name(self.dtype),
-            tuple(next(packed) if s else 0 for s in self.source_stride),
-        )
+        shape, stride, packed = _read(self.shape, self.source_stride)
+        read = Slice(self.weight, dtype_name(self.source_dtype), self.source_offset, shape, stride)
+        return Placement(read, module, param, offset, self.shape, self.stride, dtype, packed)
+
+
+# The weights of a model have few geometries between them, so each is worked out once.
+
+
+@lru_cache(maxsize=4096)
+def _joined(shape: Ints, stride: Ints, source_stride: Ints) -> tuple[Ints, Ints, Ints]:
+    """The same elements in the source's own order, in as few dims as both sides allow."""
+    dims = [d for d in zip(shape, stride, source_stride, strict=True) if d[0] != 1]
+    dims.sort(key=lambda d: (d[2] == 0, d[2], d[1]), reverse=True)
+    joined = join_dims(dims)
+    return tuple(d[0] for d in joined), tuple(d[1] for d in joined), tuple(d[2] for d in joined)
+
+
+@lru_cache(maxsize=4096)
+def _read(shape: Ints, source_stride: Ints) -> tuple[Ints, Ints, Ints]:
+    """Shape and stride of the canonical slice that a copy reads, and its strides once packed."""
+    read = [(extent, step) for extent, step in zip(shape, source_stride, strict=True) if step]
+    extents = [extent for extent, _ in read]
+    own = canonical("", "uint8", 0, extents, [step for _, step in read])
+    packed = iter(contiguous_stride(extents))
+    return own.shape, own.stride, tuple(next(packed) if step else 0 for step in source_stride)
 
 
 def settled_writes(
@@ -210,20 +212,20 @@ def settled_writes(
     items = {d.dtype.itemsize for d in destinations}
     items |= {landing.dtype.itemsize for _, landing in landings}
     unit = items.pop() if len(items) == 1 else 1
-    joined = [landing.joined() for _, landing in landings]
-    regions = [landing.region(unit) for landing in joined]
+    own = [landing for _, landing in landings]
+    regions = [landing.region(unit) for landing in own]
     wanted = [d for d in destinations if d.kind == "parameter"]
-    inside = {id(d): _region(d.dtype, d.offset, d.shape, d.stride, unit) for d in destinations}
+    inside = {id(d): region_of(d.dtype, d.offset, d.shape, d.stride, unit) for d in destinations}
     owners = [
         _owner(landing, region, destinations, inside)
-        for landing, region in zip(joined, regions, strict=True)
+        for landing, region in zip(own, regions, strict=True)
     ]
-    settled = settle(regions, [x.is_fill for x in joined], [inside[id(d)] for d in wanted])
+    settled = settle(regions, [x.is_fill for x in own], [inside[id(d)] for d in wanted])
     for earlier, later in settled.unsettled:
-        raise _overlap(joined[earlier], joined[later], owners[earlier])
+        raise _overlap(own[earlier], own[later], owners[earlier])
     writes: list[tuple[int, Write]] = []
     for which, parts in sorted(settled.kept.items()):
-        landing, owner, number = joined[which], owners[which], landings[which][0]
+        landing, owner, number = own[which], owners[which], landings[which][0]
         if parts is None:
             writes.append((number, landing.write(owner)))
             continue
@@ -232,7 +234,7 @@ def settled_writes(
             if kept is None:
                 later = next(
                     x
-                    for x, r in zip(joined[which + 1 :], regions[which + 1 :], strict=True)
+                    for x, r in zip(own[which + 1 :], regions[which + 1 :], strict=True)
                     if r.offset < regions[which].stop and regions[which].offset < r.stop
                 )
                 raise _overlap(landing, later, owner)
@@ -248,9 +250,10 @@ def _owner(
     inside: dict[int, Region],
 ) -> Destination:
     """The first destination that holds all of ``region``."""
+    stop = region.stop
     for destination in destinations:
         whole = inside[id(destination)]
-        if region.offset < whole.offset or region.stop > whole.stop:
+        if region.offset < whole.offset or stop > whole.stop:
             continue
         if whole.is_run or not any(settle([whole], [False], [region]).missing):
             return destination
@@ -277,9 +280,10 @@ def _overlap(earlier: Landing, later: Landing, destination: Destination) -> Over
     )
 
 
-def _region(
+def region_of(
     dtype: torch.dtype, offset: int, shape: Sequence[int], stride: Sequence[int], unit_bytes: int
 ) -> Region:
+    """A view of a storage as positions of ``unit_bytes``, which divide an element of ``dtype``."""
     scale = dtype.itemsize // unit_bytes
     if scale == 1:
         return Region.normal(offset, shape, stride)

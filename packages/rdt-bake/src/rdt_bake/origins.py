@@ -1,86 +1,45 @@
 """What a storage stands for while a loader runs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from rdt_bake.destinations import DestinationStorage
-from rdt_bake.layouts import MAX_PIECES, Dim, Layout, Piece, join_dims
+from rdt_bake.layouts import MAX_PIECES, Dim, Layout, join_dims
+from rdt_bake.source_regions import SourceRegion
+from rdt_plan import ParamMeta
+from rdt_plan.slices import contiguous_stride
 
 __all__ = [
+    "Brought",
     "Computed",
     "Constant",
     "Copied",
     "Origin",
     "Source",
-    "SourceRegion",
+    "View",
 ]
 
 
 @dataclass(slots=True, eq=False)
 class Source:
-    """The storage of one source tensor."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class SourceRegion:
-    """Elements of a source, dim by dim beside those of a view that stands for them.
+    """The storage of one source tensor.
 
     Attributes:
         name: the source's name.
-        dtype: what the source is viewed as.
-        offset: first element, in elements of ``dtype``.
-        start: that element's index in the view.
-        steps: per dim, (dim of the view it moves along, step in that dim).
-        shape: extents.
-        stride: strides in the source; 0 repeats.
+        meta: the whole of it.
     """
 
     name: str
-    dtype: torch.dtype
-    offset: int
-    start: tuple[int, ...]
-    steps: tuple[tuple[int, int], ...]
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
+    meta: ParamMeta
 
-    def inside(self, piece: Piece) -> "SourceRegion":
-        """The same elements beside the view that ``piece`` is a part of, not beside the piece."""
-        start = list(piece.start)
-        for at, (axis, step) in zip(self.start, piece.steps, strict=True):
-            start[axis] += at * step
-        steps = [(piece.steps[dim][0], piece.steps[dim][1] * step) for dim, step in self.steps]
-        return replace(self, start=tuple(start), steps=tuple(steps))
-
-    def of_items(self, axis: int, dtype: torch.dtype) -> "SourceRegion | None":
-        """A region of bytes as one of ``dtype``; ``axis`` is the view's dim over an item's bytes.
-
-        None when the bytes of an item do not lie together in the source.
-        """
-        item, whole = dtype.itemsize, self
-        if item > 1:
-            if not self.steps or (self.steps[-1], self.shape[-1], self.stride[-1]) != (
-                (axis, 1),
-                item,
-                1,
-            ):
-                return None
-            whole = replace(
-                self, steps=self.steps[:-1], shape=self.shape[:-1], stride=self.stride[:-1]
-            )
-        split = any(dim == axis for dim, _ in whole.steps)
-        if split or whole.offset % item or any(step % item for step in whole.stride):
-            return None
-        return replace(
-            whole,
-            dtype=dtype,
-            offset=whole.offset // item,
-            start=whole.start[:-1],
-            stride=tuple(step // item for step in whole.stride),
-        )
+    @property
+    def whole(self) -> "View":
+        """All of it."""
+        dtype, shape = getattr(torch, self.meta.dtype), self.meta.shape
+        return View(self, dtype, 0, shape, contiguous_stride(shape))
 
 
 class Copied:
@@ -99,7 +58,17 @@ class Copied:
         ValueError: the copy overlaps itself.
     """
 
-    __slots__ = ("_dims", "_layout", "_offset", "_parent", "_viewed", "dtype", "op", "where")
+    __slots__ = (
+        "_dims",
+        "_layout",
+        "_offset",
+        "_own_dims",
+        "_viewed",
+        "dtype",
+        "op",
+        "parent",
+        "where",
+    )
 
     def __init__(
         self,
@@ -111,22 +80,34 @@ class Copied:
         op: str,
         where: str,
     ) -> None:
-        ordered = sorted(dims, key=lambda d: d[1], reverse=True)
-        self._dims = join_dims(ordered)
+        self._own_dims = sorted(dims, key=lambda d: d[1], reverse=True)
+        self._dims = join_dims(self._own_dims)
         self._layout = Layout([d[0] for d in self._dims], [d[1] for d in self._dims])
-        self._parent, self._viewed, self._offset = parent, viewed, offset
-        self.dtype, self.op, self.where = dtype, op, where
+        self._viewed, self._offset = viewed, offset
+        self.parent, self.dtype, self.op, self.where = parent, dtype, op, where
 
     @property
     def name(self) -> str:
         """The source's name."""
-        return self._parent.name
+        return self.parent.name
+
+    @property
+    def whole(self) -> "View":
+        """All of the copy, its dims in memory order."""
+        shape, stride = tuple(d[0] for d in self._own_dims), tuple(d[1] for d in self._own_dims)
+        return View(self, self.dtype, 0, shape, stride)
+
+    @property
+    def viewed(self) -> "View":
+        """What was copied, dim by dim beside those of `whole`."""
+        shape, stride = tuple(d[0] for d in self._own_dims), tuple(d[2] for d in self._own_dims)
+        return View(self.parent, self._viewed, self._offset, shape, stride)
 
     @property
     def is_cast(self) -> bool:
         """Whether its values went through a cast; then only its own dtype can be looked through."""
         return self.dtype != self._viewed or (
-            isinstance(self._parent, Copied) and self._parent.is_cast
+            isinstance(self.parent, Copied) and self.parent.is_cast
         )
 
     def regions(
@@ -146,10 +127,10 @@ class Copied:
         for piece in pieces:
             first = self._offset + _dot(piece.index, there)
             strides = tuple(_dot(move, there) for move in piece.moves)
-            if isinstance(self._parent, Source):
+            if isinstance(self.parent, Source):
                 parts: tuple[SourceRegion, ...] | None = (
                     SourceRegion(
-                        self._parent.name,
+                        self.parent.name,
                         viewed,
                         first,
                         piece.start,
@@ -159,7 +140,7 @@ class Copied:
                     ),
                 )
             else:
-                parts = self._parent.regions(viewed, first, piece.shape, strides)
+                parts = self.parent.regions(viewed, first, piece.shape, strides)
                 parts = parts and tuple(part.inside(piece) for part in parts)
             if parts is None or len(found) + len(parts) > MAX_PIECES:
                 return None
@@ -173,7 +154,7 @@ class Copied:
         own, item = self.dtype.itemsize, dtype.itemsize
         dims = [(n, here * own, there * own) for n, here, there in self._dims]
         in_bytes = Copied(
-            self._parent,
+            self.parent,
             torch.uint8,
             torch.uint8,
             self._offset * own,
@@ -196,9 +177,17 @@ def _dot(left: Sequence[int], right: Sequence[int]) -> int:
 
 @dataclass(slots=True, eq=False)
 class Constant:
-    """A storage whose every element is one number the loader chose."""
+    """A storage whose every element is one number the loader chose.
+
+    Attributes:
+        value: the number.
+        dtype, shape, stride: of the tensor that was made so.
+    """
 
     value: bool | int | float
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -210,12 +199,60 @@ class Computed:
         where: ``file:line`` of the loader.
         weight: a source they come from, or else the weight that was being loaded.
         derived: whether they come from a source at all.
+        dtype, shape, stride: of the tensor that was made.
     """
 
     op: str
     where: str
     weight: str | None
     derived: bool
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Brought:
+    """A tensor of values that come from no weight, as they were when an operation used them.
+
+    Attributes:
+        values: a contiguous copy on the CPU; None when it is larger than `MAX_BROUGHT_BYTES`, or
+            when they are lost.
+        is_lost: whether torch put them on the meta device, out of sight (`LostValues`).
+    """
+
+    values: Tensor | None
+    is_lost: bool
 
 
 Origin = Source | Copied | Constant | Computed | DestinationStorage
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How a tensor saw what its storage stood for.
+
+    Attributes:
+        origin: what the storage stood for.
+        dtype: the tensor's.
+        offset: its first element, in elements of ``dtype`` from the storage's start.
+        shape: extents.
+        stride: one a dim, in elements of ``dtype``; 0 repeats.
+    """
+
+    origin: Origin | Brought
+    dtype: torch.dtype
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def cut(self, dim: int, start: int, stop: int) -> "View":
+        """Indices ``start`` to ``stop`` of one dim, ``stop`` not counted."""
+        shape = (*self.shape[:dim], stop - start, *self.shape[dim + 1 :])
+        offset = self.offset + start * self.stride[dim]
+        return View(self.origin, self.dtype, offset, shape, self.stride)
+
+    def every(self, dim: int, step: int) -> "View":
+        """The same number of indices of one dim, ``step`` apart."""
+        stride = (*self.stride[:dim], self.stride[dim] * step, *self.stride[dim + 1 :])
+        return View(self.origin, self.dtype, self.offset, self.shape, stride)

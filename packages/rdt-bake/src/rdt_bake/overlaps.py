@@ -14,7 +14,7 @@ import torch
 from rdt_bake.layouts import MAX_PIECES
 from rdt_bake.regions import Grid, Region, cells, merge
 
-__all__ = ["MAX_ELEMENTS", "Settlement", "settle"]
+__all__ = ["MAX_ELEMENTS", "Settlement", "missing_regions", "runs", "settle"]
 
 MAX_ELEMENTS = 1 << 24
 """Largest storage, in elements, whose writes are settled one element at a time."""
@@ -47,11 +47,15 @@ def settle(
         fills: whether each write is a fill.
         destinations: normal, non-empty regions that should be written wholly.
     """
+    gaps = _settle_runs(writes, destinations)
+    if gaps is not None:
+        return Settlement(dict.fromkeys(range(len(writes))), (), gaps)
     last = {region: which for which, region in enumerate(writes)}
     live = [which for which, region in enumerate(writes) if last[region] == which]
-    gaps = _settle_runs([writes[which] for which in live], destinations)
-    if gaps is not None:
-        return Settlement(dict.fromkeys(live), (), gaps)
+    if len(live) < len(writes):
+        gaps = _settle_runs([writes[which] for which in live], destinations)
+        if gaps is not None:
+            return Settlement(dict.fromkeys(live), (), gaps)
     grid = Grid.of([*(writes[which] for which in live), *destinations])
     if grid is not None:
         settled = _settle_boxes(grid, writes, live, fills, destinations)
@@ -60,8 +64,20 @@ def settle(
     return _settle_elements(writes, live, fills, destinations)
 
 
+def missing_regions(
+    writes: Sequence[Region], wanted: Sequence[Region]
+) -> tuple[tuple[Region, ...], ...]:
+    """What of each of the ``wanted`` regions, normal and non-empty, no write covers."""
+    if not writes or not wanted:
+        return tuple((region,) for region in wanted)
+    settled = settle(writes, [False] * len(writes), wanted)
+    if any(region.stop > MAX_ELEMENTS for region in wanted) and settled.unsettled:
+        return tuple((region,) for region in wanted)  # too large to say
+    return settled.missing
+
+
 def _settle_runs(
-    writes: list[Region], destinations: Sequence[Region]
+    writes: Sequence[Region], destinations: Sequence[Region]
 ) -> tuple[tuple[Region, ...], ...] | None:
     """What is missing when everything is a gapless range and no two writes overlap, else None."""
     if len(writes) == 1 and all(region == writes[0] for region in destinations):
@@ -149,18 +165,18 @@ def _settle_elements(
         kept[which] = None
         later = [by for by in found if by != which]
         if later and not (fills[which] and not any(fills[by] for by in later)):
-            parts = kept[which] = _runs(owner == which)
+            parts = kept[which] = runs(owner == which)
             if len(parts) > MAX_PIECES:
                 unsettled.append((which, later[0]))
     missing = []
     for region in destinations:
         own = torch.zeros(size, dtype=torch.bool)
         _elements(own, region).fill_(True)
-        missing.append(_runs(own & (owner < 0)))
+        missing.append(runs(own & (owner < 0)))
     return Settlement(kept, tuple(unsettled), tuple(missing))
 
 
-def _runs(chosen: torch.Tensor) -> tuple[Region, ...]:
+def runs(chosen: torch.Tensor) -> tuple[Region, ...]:
     """The positions where a flat mask is true, as gapless ranges."""
     edges = torch.diff(chosen.to(torch.int8), prepend=torch.zeros(1), append=torch.zeros(1))
     starts, stops = (edges == 1).nonzero().flatten(), (edges == -1).nonzero().flatten()

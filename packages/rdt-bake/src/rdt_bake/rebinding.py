@@ -7,6 +7,7 @@ at the end: memory that a place no longer holds is nobody's, whatever was writte
 
 from typing import NoReturn
 
+import torch
 from torch import Tensor, nn
 
 from rdt_bake.destinations import Destination, DestinationStorage
@@ -18,6 +19,8 @@ from rdt_bake.tensors import geometry, has_storage, storage_key
 from rdt_bake.twins import MetaTwins
 
 __all__ = ["land_rebinds"]
+
+_aten = torch.ops.aten
 
 _Spot = tuple[str, str]
 
@@ -89,11 +92,15 @@ def _land(
     if tuple(tensor.shape) != destination.shape or tensor.dtype != destination.dtype:
         found = f"a tensor of shape {tuple(tensor.shape)} and {tensor.dtype}"
         _refuse(spot, place, found, ledger, destination)
-    ledger.landings[:] = [each for each in ledger.landings if each.storage is not storage]
+    before = len(ledger.landings)
     try:
-        ledger.land(storage, destination.view(), tensor, "a rebind")
+        ledger.land(storage, destination.view(), tensor, _aten.copy_.default)
     except RecordError as error:
-        _refuse(spot, place, "a tensor that is no region of one weight", ledger, cause=error)
+        _refuse(spot, place, "a tensor that cannot land", ledger, cause=error)
+    if not storage.programmed:
+        ledger.landings[:before] = [
+            each for each in ledger.landings[:before] if each.storage is not storage
+        ]
 
 
 def _refuse(
@@ -113,8 +120,8 @@ def _refuse(
         weight, where, op = origin.name, origin.where, origin.op
     elif isinstance(origin, Computed):
         weight, where, op = origin.weight, origin.where, origin.op
-    elif place is not None and origin is None and has_storage(place.tensor):
-        weight = ledger.born.get(storage_key(place.tensor))
+    elif place is not None and (own := ledger.own_tensors.get(place.tensor)) is not None:
+        weight = own.weight
     kind = place.kind if place is not None else "tensor"
     message = f"after the load this {kind} holds {found}"
     if destination is not None:

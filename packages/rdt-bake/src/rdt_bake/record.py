@@ -1,6 +1,8 @@
 """Recording a model's own weight loaders, once, without any weight."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import gc
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import GeneratorType
 from typing import Any
 
@@ -13,7 +15,8 @@ from rdt_bake.errors import DataDependentError, RdtBakeError, RebindError, Recor
 from rdt_bake.frames import raising_line
 from rdt_bake.landings import Landing, settled_writes
 from rdt_bake.ledger import Ledger
-from rdt_bake.origins import Source
+from rdt_bake.lost_values import LostValueError, LostValues
+from rdt_bake.programs import Exempt, Missing, cut_programs
 from rdt_bake.rebinding import land_rebinds
 from rdt_bake.recorder import Recorder
 from rdt_bake.recording import Recording, Uncovered
@@ -36,7 +39,7 @@ def record(
     load_weights: LoadWeights,
     params: Sequence[ParamMeta],
     *,
-    exempt: Callable[[str, str], bool] = no_exemption,
+    exempt: Exempt = no_exemption,
 ) -> Recording:
     """Runs ``load_weights`` once over meta tensors and says where every weight lands.
 
@@ -46,7 +49,8 @@ def record(
     tensors that are no parameter, buffer or attribute of a module of the model, nor an item of
     one that is a list, tuple or dict: what a loader writes there stays. Call it on the thread that
     may use the model, with no forward in flight and no ``torch.device`` context active (that slows
-    every operation of the load); a loader must do its copies on this thread.
+    every operation of the load); a loader must do its copies on this thread. The garbage collector
+    of the process is paused meanwhile. A loader that indexes weights by lists runs twice.
 
     Args:
         model: its tensors may be real or on meta.
@@ -57,27 +61,58 @@ def record(
             never write, in whole or in part.
 
     Raises:
-        ComputedValueError: a value that is no region of a source lands in the model.
-        DataDependentError: the loader asks for a value.
+        ComputedValueError: a value lands in the model that cannot be computed again.
+        DataDependentError: the loader asks for a value, or uses one of before the load.
         RebindError: the loader replaces a tensor by one that is no region of a source.
         OverlapError: writes overlap in a way that depends on their order.
         UnsupportedTensorError: sparse, conjugated, negated or foreign tensors.
     """
-    sources = _sources(params)
+    with _collector_paused():
+        try:
+            return _recorded(model, load_weights, params, exempt, nullcontext())
+        except LostValueError:
+            return _recorded(model, load_weights, params, exempt, LostValues())
+
+
+def _recorded(
+    model: nn.Module,
+    load_weights: LoadWeights,
+    params: Sequence[ParamMeta],
+    exempt: Exempt,
+    around: AbstractContextManager[Any],
+) -> Recording:
     with MetaTwins(model) as twins:
+        sources = _sources(params)
         ledger = Ledger(twins)
-        for name, tensor in sources.items():
-            ledger.assign(tensor, Source(name))
-        _load(load_weights, sources, ledger)
+        for meta in params:
+            ledger.add_source(meta, sources[meta.name])
+        with around:
+            _load(load_weights, sources, ledger)
         land_rebinds(model, twins, ledger)
-        writes, lacking = _settle(ledger.landings, twins)
+        cut = cut_programs(ledger.nodes, ledger.landings, ledger.sources, exempt)
+        writes, lacking = _settle(ledger.landings, twins, cut.missing)
+    for program in cut.programs:
+        ledger.consumed.update(slice_.name for _, slice_ in program.inputs)
     return Recording(
         writes=writes,
+        programs=cut.programs,
         consumed=frozenset(ledger.consumed),
         ignored=tuple(name for name in sources if name not in ledger.consumed),
         aliases=_aliases(twins),
         uncovered=tuple(each for each in lacking if not exempt(each.module, each.param)),
     )
+
+
+@contextmanager
+def _collector_paused() -> Generator[None]:
+    """A recording only adds objects; the collector would walk the whole engine's for each few."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _sources(params: Sequence[ParamMeta]) -> dict[str, Tensor]:
@@ -133,22 +168,27 @@ def _translated(error: Exception, ledger: Ledger) -> RecordError | None:
 
 
 def _settle(
-    landings: Sequence[Landing], twins: MetaTwins
+    landings: Sequence[Landing], twins: MetaTwins, computed: Sequence[Missing]
 ) -> tuple[tuple[Write, ...], list[Uncovered]]:
     by_storage: dict[DestinationStorage, list[tuple[int, Landing]]] = {
-        destination.storage: [] for destination in twins.destinations
+        destination.storage: []
+        for destination in twins.destinations
+        if not destination.storage.programmed
     }
     for number, landing in enumerate(landings):
-        by_storage[landing.storage].append((number, landing))
+        if not landing.storage.programmed:
+            by_storage[landing.storage].append((number, landing))
     numbered: list[tuple[int, Write]] = []
-    lacking: dict[tuple[str, str], Uncovered] = {}
+    missing = list(computed)
     for storage, own in by_storage.items():
-        writes, missing = settled_writes(storage, own)
+        writes, lacks = settled_writes(storage, own)
         numbered += writes
-        for destination, regions, unit_bytes in missing:
-            found = uncovered(destination, regions, unit_bytes)
-            if found is not None:
-                lacking[destination.places[0]] = found
+        missing += lacks
+    lacking: dict[tuple[str, str], Uncovered] = {}
+    for destination, regions, unit_bytes in missing:
+        found = uncovered(destination, regions, unit_bytes)
+        if found is not None:
+            lacking[destination.places[0]] = found
     numbered.sort(key=lambda each: each[0])
     in_order = [lacking[d.places[0]] for d in twins.destinations if d.places[0] in lacking]
     in_order += [whole(place) for place, _ in twins.foreign.values() if place.kind == "parameter"]

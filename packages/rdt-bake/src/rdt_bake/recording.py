@@ -6,6 +6,7 @@ from itertools import groupby
 
 from rdt_bake.errors import CoverageError
 from rdt_plan import Fill, Placement, Write
+from rdt_plan.program import Program
 
 __all__ = ["Recording", "Uncovered"]
 
@@ -45,6 +46,8 @@ class Recording:
     Attributes:
         writes: copies and fills in the loaders' order. No two copies overlap, and where a fill
             overlaps a copy the copy wins: run all fills of a module first, the rest in any order.
+        programs: at most one a module, for the tensors that hold computed values; no write is in
+            one of these. Run it when all its inputs are there.
         consumed: source names that the loaders copied from.
         ignored: the other source names, in the manifest's order.
         aliases: places that hold one and the same memory; writes name the first of each.
@@ -56,6 +59,7 @@ class Recording:
     ignored: tuple[str, ...]
     aliases: tuple[tuple[tuple[str, str], ...], ...]
     uncovered: tuple[Uncovered, ...]
+    programs: tuple[Program, ...] = ()
 
     @property
     def placements(self) -> tuple[Placement, ...]:
@@ -67,8 +71,10 @@ class Recording:
 
     @property
     def bytes_pulled(self) -> int:
-        """Bytes of the distinct slices."""
-        return sum(each.num_bytes for each in {write.slice for write in self.placements})
+        """Bytes of the distinct slices that writes and programs read."""
+        slices = {write.slice for write in self.placements}
+        slices.update(each for program in self.programs for _, each in program.inputs)
+        return sum(each.num_bytes for each in slices)
 
     def require_coverage(self) -> None:
         """Raises `CoverageError` naming every parameter that is not wholly written."""

@@ -7,6 +7,7 @@ then cuts overlapping boxes into disjoint ones and says which regions each belon
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise, product
 from math import prod
 
@@ -39,9 +40,7 @@ class Region:
         >>> Region.normal(0, (3, 1, 2), (1, 7, 3))
         Region(offset=0, shape=(6,), stride=(1,))
         """
-        dims = sorted(zip(shape, stride, strict=True), key=lambda d: d[1], reverse=True)
-        joined = join_dims([(extent, step, 0) for extent, step in dims])
-        return cls(offset, tuple(d[0] for d in joined), tuple(d[1] for d in joined))
+        return cls(offset, *_normal(tuple(shape), tuple(stride)))
 
     @property
     def numel(self) -> int:
@@ -50,11 +49,7 @@ class Region:
     @property
     def stop(self) -> int:
         """One past the last position."""
-        return (
-            self.offset
-            + 1
-            + sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
-        )
+        return self.offset + _reach(self.shape, self.stride)
 
     def positions(self) -> Iterator[int]:
         """Every position, in the order of the dims."""
@@ -64,7 +59,25 @@ class Region:
     @property
     def is_run(self) -> bool:
         """Whether it is one gapless range (of a normal region)."""
-        return self.stop - self.offset == self.numel
+        return _reach(self.shape, self.stride) == self.numel
+
+
+# The regions of a model have few geometries between them, so each is worked out once.
+
+
+@lru_cache(maxsize=4096)
+def _normal(
+    shape: tuple[int, ...], stride: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    dims = sorted(zip(shape, stride, strict=True), key=lambda d: d[1], reverse=True)
+    joined = join_dims([(extent, step, 0) for extent, step in dims])
+    return tuple(d[0] for d in joined), tuple(d[1] for d in joined)
+
+
+@lru_cache(maxsize=4096)
+def _reach(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    """How many positions there are from the first to the last."""
+    return 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
 
 
 class Grid:

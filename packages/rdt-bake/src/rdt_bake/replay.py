@@ -10,12 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from rdt_bake.errors import ReplayError
+from rdt_bake.execution import run_program
+from rdt_bake.memory import flat_bytes, span, view_memory
 from rdt_bake.places import find_tensor
 from rdt_bake.recording import Recording
 from rdt_bake.tensors import first_element
 from rdt_plan import Fill, Placement, Slice, Write
+from rdt_plan.program import Program
 
-__all__ = ["apply_fill", "apply_placement", "fetch_from", "read_slice", "replay"]
+__all__ = ["apply_fill", "apply_placement", "fetch_from", "read_slice", "replay", "replay_program"]
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
@@ -32,10 +35,10 @@ def read_slice(tensor: Tensor, region: Slice) -> Tensor:
     """
     if not tensor.is_contiguous():
         raise ReplayError(f"source {region.name!r} is not contiguous: strides {tensor.stride()}")
-    flat = _flat_bytes(tensor)
+    flat = flat_bytes(tensor)
     dtype = getattr(torch, region.dtype)
     item, offset = dtype.itemsize, region.offset
-    stop = offset + (_span(region.shape, region.stride) if region.numel else 0)
+    stop = offset + (span(region.shape, region.stride) if region.numel else 0)
     if region.numel and stop * item > flat.numel():
         raise ReplayError(
             f"source {region.name!r} holds {flat.numel()} bytes, expected at least "
@@ -43,7 +46,7 @@ def read_slice(tensor: Tensor, region: Slice) -> Tensor:
         )
     if first_element(flat) % item:
         flat, offset = flat[offset * item : stop * item].clone(), 0
-    return _view(flat, dtype, offset, region.shape, region.stride, f"source {region.name!r}")
+    return view_memory(flat, dtype, offset, region.shape, region.stride, f"source {region.name!r}")
 
 
 def fetch_from(tensors: Mapping[str, Tensor]) -> Callable[[Slice], Tensor]:
@@ -80,7 +83,7 @@ def apply_placement(placement: Placement, packed_slice: Tensor, destination: Ten
         into = _region(destination, placement, dtype)
     else:
         into = _region(destination, placement, getattr(torch, placement.dtype))
-    value = _view(
+    value = view_memory(
         packed_slice, dtype, 0, placement.shape, placement.source_stride, f"slice {region.name!r}"
     )
     with torch.no_grad():
@@ -105,27 +108,42 @@ def replay(recording: Recording, model: nn.Module, fetch: Callable[[Slice], Tens
             order, in any strides. Called once a distinct slice.
 
     Raises:
-        ReplayError: a place is missing, or a region does not fit.
+        ReplayError: a place is missing, a region does not fit, or a program fails.
     """
     spots = {group[0]: group for group in recording.aliases}
     for fill in recording.fills:
-        for destination in _destinations(model, fill, spots):
+        for destination in _destinations(model, (fill.module, fill.param), spots):
             apply_fill(fill, destination)
     packed: dict[Slice, Tensor] = {}
     for placement in recording.placements:
         region = placement.slice
         if region not in packed:
-            packed[region] = _flat_bytes(fetch(region).contiguous())
-        for destination in _destinations(model, placement, spots):
+            packed[region] = flat_bytes(fetch(region).contiguous())
+        for destination in _destinations(model, (placement.module, placement.param), spots):
             apply_placement(placement, packed[region], destination)
+    for program in recording.programs:
+        replay_program(program, model, fetch)
+        for param in program.targets:
+            first, *others = _destinations(model, (program.module, param), spots)
+            for other in others:
+                other.data.copy_(first)
+
+
+def replay_program(program: Program, model: nn.Module, fetch: Callable[[Slice], Tensor]) -> None:
+    """Runs one program on ``model``, whose tensors say the device; see `replay`."""
+    inputs = {at: flat_bytes(fetch(region).contiguous()) for at, region in program.inputs}
+
+    def destination(param: str) -> Tensor:
+        return find_tensor(model, program.module, param)
+
+    run_program(program, inputs, destination, destination(program.targets[0]).device)
 
 
 def _destinations(
     model: nn.Module,
-    write: Write,
+    spot: tuple[str, str],
     spots: Mapping[tuple[str, str], tuple[tuple[str, str], ...]],
 ) -> list[Tensor]:
-    spot = write.module, write.param
     found: list[Tensor] = []
     for module, param in spots.get(spot, (spot,)):
         tensor = find_tensor(model, module, param)
@@ -135,55 +153,5 @@ def _destinations(
 
 
 def _region(destination: Tensor, write: Write, dtype: torch.dtype) -> Tensor:
-    start = first_element(destination) * destination.dtype.itemsize
-    stop = (write.offset + _span(write.shape, write.stride)) * dtype.itemsize
-    found = destination.untyped_storage().nbytes() - start
     what = f"{write.module}.{write.param}"
-    if write.offset < 0 or stop > found:
-        raise ReplayError(
-            f"{what}: the region ends at byte {stop}, found {found} bytes in a tensor of shape "
-            f"{tuple(destination.shape)} and {destination.dtype}"
-        )
-    return _view(destination, dtype, write.offset, write.shape, write.stride, what)
-
-
-def _span(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """Elements from the first of a region that is not empty to its last, both counted."""
-    return 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
-
-
-def _view(
-    tensor: Tensor,
-    dtype: torch.dtype,
-    offset: int,
-    shape: tuple[int, ...],
-    stride: tuple[int, ...],
-    what: str,
-) -> Tensor:
-    """A region of the tensor's memory, counted in ``dtype`` from its first element.
-
-    Raises:
-        ReplayError: the tensor starts at no whole element of ``dtype``; names it as ``what``.
-    """
-    start = first_element(tensor) * tensor.dtype.itemsize
-    first, rest = divmod(start, dtype.itemsize)
-    if rest:
-        raise ReplayError(
-            f"{what}: it starts at byte {start} of its storage, expected a multiple of the "
-            f"{dtype.itemsize} bytes of {dtype}; clone it to view it so"
-        )
-    return torch.empty(0, dtype=dtype, device=tensor.device).set_(
-        tensor.untyped_storage(), first + offset, shape, stride
-    )
-
-
-def _flat_bytes(tensor: Tensor) -> Tensor:
-    """All bytes of a contiguous tensor's values, as 1-D uint8."""
-    tensor = tensor.resolve_conj().resolve_neg()  # bits that change what the bytes stand for
-    num_bytes = tensor.numel() * tensor.dtype.itemsize
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(
-        tensor.untyped_storage(),
-        first_element(tensor) * tensor.dtype.itemsize,
-        (num_bytes,),
-        (1,),
-    )
+    return view_memory(destination, dtype, write.offset, write.shape, write.stride, what)

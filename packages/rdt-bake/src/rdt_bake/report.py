@@ -16,18 +16,27 @@ def report(recording: Recording) -> str:
     """
     placements, fills = recording.placements, recording.fills
     slices = {write.slice for write in placements}
+    slices.update(each for program in recording.programs for _, each in program.inputs)
     casts = Counter(
         f"{write.slice.dtype} -> {write.dtype}"
         for write in placements
         if write.slice.dtype != write.dtype
     )
     modules = {write.module for write in recording.writes}
+    modules |= {program.module for program in recording.programs}
     lines = [
         f"{len(recording.consumed)} weights land in {len(modules)} modules by {len(placements)} "
         f"copies and {len(fills)} fills",
         f"{len(slices)} distinct slices of {recording.bytes_pulled} bytes are pulled",
     ]
     lines += [f"  cast {what}: {count} copies" for what, count in sorted(casts.items())]
+    lines += _some(
+        "modules that compute",
+        [
+            f"{each.module}: {', '.join(each.targets)} by {len(each.statements)} operations"
+            for each in recording.programs
+        ],
+    )
     lines += _some("weights that nothing reads", recording.ignored)
     lines += _some(
         "tied tensors",

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "always_views",
     "dtype_name",
     "first_element",
     "geometry",
     "has_storage",
+    "is_composite",
     "is_foreign",
     "storage_key",
     "tensors_in",
@@ -59,6 +61,24 @@ def has_storage(tensor: Tensor) -> bool:
 def is_foreign(kind: type) -> bool:
     """Whether tensors of this class dispatch operations themselves, so storage says nothing."""
     return getattr(kind, "__torch_dispatch__", None) not in _NO_DISPATCH
+
+
+def always_views(func: Any) -> bool:
+    """Whether every result of the operation is a view of an argument, whatever that looks like.
+
+    The schema alone does not say so: one that is composed of others (``reshape``) may copy.
+    """
+    returns = func._schema.returns
+    return (
+        bool(returns)
+        and all(each.alias_info and not each.alias_info.is_write for each in returns)
+        and not is_composite(func)
+    )
+
+
+def is_composite(func: Any) -> bool:
+    """Whether the operation is composed of others on every device."""
+    return func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:

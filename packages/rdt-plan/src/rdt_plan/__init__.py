@@ -3,8 +3,8 @@
 Standard library only; no clock, socket, thread or tensor. `build_plan` turns a `Manifest` and the
 recorded writes of one consumer into a `SyncPlan`; `ConsumerEpoch` and `ProducerEpoch` follow it.
 
-Two modules are imported by name: `rdt_plan.simulate` and, as it needs hypothesis,
-`rdt_plan.testing`.
+Three modules are imported by name: `rdt_plan.program` (the parts of one), `rdt_plan.simulate` and,
+as it needs hypothesis, `rdt_plan.testing`.
 """
 
 from rdt_plan.chunks import Chunk, ServeChunk
@@ -38,9 +38,12 @@ from rdt_plan.identity import ConsumerId
 from rdt_plan.layout import ALIGNMENT, PackLayout, align, pack_layout
 from rdt_plan.mailbox import DropReason, Mailbox, Verdict
 from rdt_plan.manifest import Manifest, ParamMeta
+from rdt_plan.mesh import AxisPlacement, Box
 from rdt_plan.ownership import Ownership
 from rdt_plan.placement import Fill, Placement, Write, check_write
 from rdt_plan.plan import SyncPlan, build_plan
+from rdt_plan.program import Program
+from rdt_plan.program_rules import check_program
 
 # what crosses the rendezvous
 from rdt_plan.records import (
@@ -66,8 +69,10 @@ from rdt_plan.session import (
     Release,
     Scatter,
 )
+from rdt_plan.sharing import check_sharing
 from rdt_plan.slices import Slice, canonical, check_bounds, contiguous_stride, whole
 from rdt_plan.slots import SlotRing, SlotState
+from rdt_plan.staging import is_staging, staging_name
 from rdt_plan.table import ChunkTable, check_table
 from rdt_plan.wire import (
     MAX_MESSAGE_BYTES,
@@ -87,6 +92,8 @@ __all__ = [
     "ITEM_BYTES",
     "MAX_MESSAGE_BYTES",
     "WIRE_VERSION",
+    "AxisPlacement",
+    "Box",
     "Chunk",
     "ChunkTable",
     "ConsumerAction",
@@ -118,6 +125,7 @@ __all__ = [
     "ProducerAction",
     "ProducerEpoch",
     "ProducerRecord",
+    "Program",
     "ProtocolError",
     "Quiesced",
     "RdtPlanError",
@@ -142,6 +150,8 @@ __all__ = [
     "canonical",
     "canonical_json",
     "check_bounds",
+    "check_program",
+    "check_sharing",
     "check_table",
     "check_write",
     "contiguous_stride",
@@ -159,8 +169,10 @@ __all__ = [
     "group_key",
     "group_ordered",
     "group_schedule",
+    "is_staging",
     "item_bytes",
     "pack_layout",
     "rank_schedule",
+    "staging_name",
     "whole",
 ]

@@ -7,6 +7,7 @@ from rdt_plan._fields import (
     array,
     digest,
     fields,
+    float_of,
     integer,
     integers,
     positive,
@@ -14,14 +15,15 @@ from rdt_plan._fields import (
     string,
     strings,
 )
+from rdt_plan._program_form import program_of
+from rdt_plan._slice_form import slice_of
 from rdt_plan.chunks import Chunk, ServeChunk
-from rdt_plan.dtypes import item_bytes
-from rdt_plan.errors import ManifestError, OwnershipError, PlanError, SliceError, WireFormatError
+from rdt_plan.errors import ManifestError, OwnershipError, PlanError, WireFormatError
 from rdt_plan.identity import ConsumerId
 from rdt_plan.manifest import Manifest, ParamMeta
 from rdt_plan.placement import Fill, Placement, Write, check_write
 from rdt_plan.plan import SyncPlan
-from rdt_plan.slices import Slice, canonical
+from rdt_plan.slices import Slice
 from rdt_plan.table import ChunkTable
 
 __all__ = ["consumer_of", "manifest_of", "plan_of", "table_of"]
@@ -38,6 +40,7 @@ _PLAN = frozenset(
         "chunks",
         "fills",
         "modules_without_chunks",
+        "programs",
     }
 )
 
@@ -104,7 +107,7 @@ def _serve_of(row: Any) -> ServeChunk:
         group=integer(group, "group"),
         serve_slot=integer(serve_slot, "serve_slot"),
         num_bytes=integer(num_bytes, "num_bytes"),
-        slices=rows(slices, "slices", _slice_of),
+        slices=rows(slices, "slices", slice_of),
         offsets=integers(offsets, "offsets"),
     )
     if len(chunk.offsets) != len(chunk.slices):
@@ -112,25 +115,6 @@ def _serve_of(row: Any) -> ServeChunk:
             f"offsets: expected one a slice ({len(chunk.slices)}), found {len(chunk.offsets)}"
         )
     return chunk
-
-
-def _slice_of(row: Any) -> Slice:
-    name, dtype, offset, shape, stride = array(row, "slice", 5)
-    slice_ = Slice(
-        name=string(name, "name"),
-        dtype=string(dtype, "dtype"),
-        offset=integer(offset, "offset"),
-        shape=integers(shape, "shape"),
-        stride=integers(stride, "stride"),
-    )
-    try:
-        item_bytes(slice_.dtype)
-        expected = canonical(*row)
-    except (ManifestError, SliceError) as error:
-        raise WireFormatError(f"slice: {error}") from error
-    if slice_ != expected:
-        raise WireFormatError(f"slice: expected the canonical {expected}, found {slice_}")
-    return slice_
 
 
 def plan_of(form: Any) -> SyncPlan:
@@ -144,7 +128,10 @@ def plan_of(form: Any) -> SyncPlan:
         chunks=rows(form["chunks"], "chunks", _chunk_of),
         fills=rows(form["fills"], "fills", _fill_of),
         modules_without_chunks=strings(form["modules_without_chunks"], "modules_without_chunks"),
+        programs=rows(form["programs"], "programs", program_of),
     )
+    if len({program.module for program in plan.programs}) != len(plan.programs):
+        raise WireFormatError("programs: expected at most one a module")
     if sorted(plan.schedule) != list(range(len(plan.schedule))):
         raise WireFormatError("schedule: expected a permutation of all gather groups")
     return plan
@@ -200,12 +187,7 @@ def _fill_of(row: Any) -> Fill:
 def _fill_value_of(value: Any) -> bool | int | float:
     if type(value) is bool or type(value) is int:
         return value
-    try:
-        return float.fromhex(string(value, "value"))
-    except (ValueError, OverflowError) as error:
-        raise WireFormatError(
-            f"value: expected a hexadecimal float, found {value[:40]!r}"
-        ) from error
+    return float_of(value, "value")
 
 
 def _check_write(write: Write) -> None:

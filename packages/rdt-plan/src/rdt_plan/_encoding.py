@@ -6,6 +6,9 @@ reads what is written here.
 
 from typing import TYPE_CHECKING, Any
 
+from rdt_plan._program_form import program_form
+from rdt_plan._slice_form import slice_form
+
 if TYPE_CHECKING:
     from rdt_plan.chunks import Chunk, ServeChunk
     from rdt_plan.identity import ConsumerId
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     from rdt_plan.slices import Slice
     from rdt_plan.table import ChunkTable
 
-__all__ = ["consumer_form", "manifest_form", "plan_form", "slice_form", "table_form"]
+__all__ = ["consumer_form", "manifest_form", "plan_form", "table_form"]
 
 
 def manifest_form(manifest: "Manifest") -> dict[str, Any]:
@@ -31,10 +34,6 @@ def manifest_form(manifest: "Manifest") -> dict[str, Any]:
 
 def consumer_form(consumer: "ConsumerId") -> tuple[int, int]:
     return (consumer.replica, consumer.worker)
-
-
-def slice_form(slice_: "Slice") -> tuple[Any, ...]:
-    return (slice_.name, slice_.dtype, slice_.offset, slice_.shape, slice_.stride)
 
 
 def _serve_form(chunk: "ServeChunk") -> tuple[Any, ...]:
@@ -101,4 +100,5 @@ def plan_form(plan: "SyncPlan") -> dict[str, Any]:
         "chunks": [_chunk_form(chunk) for chunk in plan.chunks],
         "fills": [_fill_form(fill) for fill in plan.fills],
         "modules_without_chunks": plan.modules_without_chunks,
+        "programs": [program_form(program) for program in plan.programs],
     }

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rdt_plan.chunks import Chunk
     from rdt_plan.plan import SyncPlan
+    from rdt_plan.program import Program
 
 __all__ = ["explain"]
 
@@ -26,11 +27,12 @@ def explain(plan: "SyncPlan") -> str:
             group = chunk.serve.group
             lines.append(f"group {group} (scheduled {plan.schedule.index(group)}):")
         lines.append(f"  {_chunk(chunk)}")
+    lines += [f"program of {_program(each, plan)}" for each in plan.programs]
     lines.append(
         f"total: pulls {_size(plan.bytes_pulled)} ({_size(plan.slice_bytes)} of slices), "
         f"lands {_size(plan.bytes_landed)} in {_count(plan.modules, 'module')}, "
         f"{_count(plan.fills, 'fill')}, "
-        f"{_count(plan.modules_without_chunks, 'module')} without chunks"
+        f"{_count(plan.modules_without_chunks, 'module')} without chunks" + _staged(plan)
     )
     return "\n".join(lines)
 
@@ -47,6 +49,22 @@ def _chunk(chunk: "Chunk") -> str:
     if chunk.complete:
         text += f"; completes {_span(module or '(root)' for module in chunk.complete)}"
     return text
+
+
+def _program(program: "Program", plan: "SyncPlan") -> str:
+    operations = dict.fromkeys(statement.op for statement in program.statements)
+    return (
+        f"{program.module or '(root)'}: {_span(program.targets)} from "
+        f"{_span(slice_.name for _, slice_ in program.inputs) or 'no slice'} "
+        f"({_size(plan.staging_bytes[program.module])}) by {_span(operations)}"
+    )
+
+
+def _staged(plan: "SyncPlan") -> str:
+    if not plan.programs:
+        return ""
+    staged = _size(sum(plan.staging_bytes.values()))
+    return f", {_count(plan.programs, 'program')} from {staged}"
 
 
 def _span(names: Iterable[str]) -> str:

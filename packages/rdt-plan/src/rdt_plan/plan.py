@@ -1,25 +1,25 @@
 """The plan of one consumer: every READ of a weight sync, built once and then only followed."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from math import prod
 
 from rdt_plan._encoding import plan_form
-from rdt_plan.chunks import Chunk, ServeChunk, chunked
-from rdt_plan.cutting import Piece
+from rdt_plan.chunks import Chunk, Draft, ServeChunk, chunked
 from rdt_plan.digest import digest_of
 from rdt_plan.dtypes import item_bytes
-from rdt_plan.errors import ManifestError, PlanError
+from rdt_plan.errors import PlanError
 from rdt_plan.explanation import explain
 from rdt_plan.groups import group_schedule
 from rdt_plan.identity import ConsumerId
-from rdt_plan.layout import align, pack_layout
+from rdt_plan.layout import align
 from rdt_plan.manifest import Manifest
-from rdt_plan.ownership import Ownership
-from rdt_plan.placement import Fill, Placement, Write, check_write
-from rdt_plan.routing import Router
-from rdt_plan.slices import check_bounds
+from rdt_plan.placement import Fill, Write
+from rdt_plan.program import Program
+from rdt_plan.staging import check_programs, is_staging, staging_bytes, stagings
+from rdt_plan.streams import streams_of
 from rdt_plan.table import ChunkTable
 
 __all__ = ["ChunkTable", "ConsumerId", "SyncPlan", "build_plan"]
@@ -38,7 +38,9 @@ class SyncPlan:
         chunks: in plan order: schedule position of the group, owner, seq.
         fills: constants, written when their module is materialised, before its placements.
         modules_without_chunks: modules to materialise and complete although no byte is read for
-            them: they have only fills, or only tensors without elements.
+            them: they have only fills, only tensors without elements, or a program without inputs.
+        programs: at most one a module, run when its last chunk has been placed. Their inputs arrive
+            by placements into tensors that `rdt_plan.staging` names.
     """
 
     consumer: ConsumerId
@@ -49,6 +51,7 @@ class SyncPlan:
     chunks: tuple[Chunk, ...]
     fills: tuple[Fill, ...]
     modules_without_chunks: tuple[str, ...] = ()
+    programs: tuple[Program, ...] = ()
 
     @cached_property
     def digest(self) -> str:
@@ -87,12 +90,21 @@ class SyncPlan:
 
     @property
     def bytes_landed(self) -> int:
-        """Destination bytes that placements write; fills are not counted."""
+        """Bytes that placements write into tensors of the model.
+
+        Neither fills are counted, nor what programs write or compute from.
+        """
         return sum(
             prod(placement.shape) * item_bytes(placement.dtype)
             for chunk in self.chunks
             for placement in chunk.placements
+            if not is_staging(placement.param)
         )
+
+    @property
+    def staging_bytes(self) -> Mapping[str, int]:
+        """By module with a program, the bytes of all its inputs, held until its last chunk."""
+        return staging_bytes(self.programs)
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -130,6 +142,7 @@ def build_plan(
     num_workers: int,
     num_slots: int = 2,
     max_chunk_bytes: int = 64 << 20,
+    programs: Sequence[Program] = (),
 ) -> SyncPlan:
     """Plan the sync of one consumer.
 
@@ -141,9 +154,12 @@ def build_plan(
         num_workers: workers of its replica.
         num_slots: slots of each ring.
         max_chunk_bytes: cap on a chunk, in bytes.
+        programs: what the loaders compute; at most one a module, and no tensor is both written
+            here and touched by one.
 
     Raises:
-        PlanError: a name that is not in the manifest, or a write that contradicts itself.
+        PlanError: a name that is not in the manifest, or a write or program that contradicts
+            itself or another.
         SliceError: a slice that leaves its tensor.
         OwnershipError, RoutingError: nobody can serve a slice.
     """
@@ -151,17 +167,19 @@ def build_plan(
         raise PlanError(
             f"expected at least 1 slot and 1 byte, found {num_slots=} and {max_chunk_bytes=}"
         )
-    streams = _streams(manifest, writes, consumer, num_workers)
+    check_programs(programs, writes)
+    writes = [*writes, *chain.from_iterable(map(stagings, programs))]
+    streams = streams_of(manifest, writes, consumer.worker, num_workers)
     schedule = group_schedule(manifest)
     drafts = [
-        (owner, group, pieces)
+        (owner, group, draft)
         for group in schedule
-        for owner, placements in sorted(streams.get(group, {}).items())
-        for pieces in chunked(placements, max_chunk_bytes)
+        for owner, stream in sorted(streams.get(group, {}).items())
+        for draft in chunked(stream, max_chunk_bytes)
     ]
     chunks = _chunks(drafts, num_slots)
     started = {module for chunk in chunks for module in chunk.materialize}
-    modules = dict.fromkeys(write.module for write in writes)
+    modules = dict.fromkeys([each.module for each in (*writes, *programs)])
     return SyncPlan(
         consumer=consumer,
         manifest_digest=manifest.digest,
@@ -171,40 +189,14 @@ def build_plan(
         chunks=chunks,
         fills=tuple(write for write in writes if isinstance(write, Fill)),
         modules_without_chunks=tuple(module for module in modules if module not in started),
+        programs=tuple(programs),
     )
 
 
-def _streams(
-    manifest: Manifest, writes: Iterable[Write], consumer: ConsumerId, num_workers: int
-) -> dict[int, dict[int, list[Placement]]]:
-    """The placements that move bytes, by group and owner, in the loaders' order."""
-    ownership = Ownership.of(manifest)
-    router = Router(ownership, num_workers)
-    router.check_worker(consumer.worker)
-    streams: dict[int, dict[int, list[Placement]]] = {}
-    for write in writes:
-        check_write(write)
-        if isinstance(write, Fill):
-            continue
-        name = write.slice.name
-        try:
-            check_bounds(write.slice, manifest.param(name))
-        except ManifestError as error:
-            raise PlanError(f"{write.module}.{write.param}: {error}") from None
-        if 0 in write.shape or 0 in write.slice.shape:
-            continue  # a copy of no elements: its module may end up without chunks
-        group = manifest.group_of(name)
-        owner = router.producer(ownership.set_of(name), consumer.worker, group)
-        streams.setdefault(group, {}).setdefault(owner, []).append(write)
-    return streams
-
-
-def _chunks(drafts: Sequence[tuple[int, int, list[Piece]]], num_slots: int) -> tuple[Chunk, ...]:
+def _chunks(drafts: Sequence[tuple[int, int, Draft]], num_slots: int) -> tuple[Chunk, ...]:
     """Number the drafts, which are in plan order, and find each module's first and last one."""
-    modules = [
-        dict.fromkeys(placement.module for _, copies in pieces for placement in copies)
-        for _, _, pieces in drafts
-    ]
+    placements = [tuple(chain.from_iterable(draft.copies)) for _, _, draft in drafts]
+    modules = [dict.fromkeys([copy.module for copy in copies]) for copies in placements]
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for index, touched in enumerate(modules):
@@ -213,11 +205,9 @@ def _chunks(drafts: Sequence[tuple[int, int, list[Piece]]], num_slots: int) -> t
             last[module] = index
     next_seq: dict[int, int] = {}
     chunks = []
-    for index, (owner, group, pieces) in enumerate(drafts):
+    for index, (owner, group, draft) in enumerate(drafts):
         seq = next_seq.get(owner, 0)
         next_seq[owner] = seq + 1
-        slices = tuple(slice_ for slice_, _ in pieces)
-        layout = pack_layout(slices)
         chunks.append(
             Chunk(
                 index=index,
@@ -226,12 +216,12 @@ def _chunks(drafts: Sequence[tuple[int, int, list[Piece]]], num_slots: int) -> t
                     seq=seq,
                     group=group,
                     serve_slot=seq % num_slots,
-                    num_bytes=layout.num_bytes,
-                    slices=slices,
-                    offsets=layout.offsets,
+                    num_bytes=draft.layout.num_bytes,
+                    slices=tuple(draft.slices),
+                    offsets=draft.layout.offsets,
                 ),
                 receive_slot=index % num_slots,
-                placements=tuple(placement for _, copies in pieces for placement in copies),
+                placements=placements[index],
                 materialize=tuple(m for m in modules[index] if first[m] == index),
                 complete=tuple(m for m in modules[index] if last[m] == index),
             )

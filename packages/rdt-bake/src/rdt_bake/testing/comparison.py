@@ -8,9 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from rdt_bake.places import places
+from rdt_bake.plan_replay import PlanReplay
 from rdt_bake.record import no_exemption, record
 from rdt_bake.recording import Recording
-from rdt_bake.replay import apply_fill, apply_placement, fetch_from, read_slice, replay
+from rdt_bake.replay import (
+    apply_fill,
+    apply_placement,
+    fetch_from,
+    read_slice,
+    replay,
+    replay_program,
+)
 from rdt_plan import (
     ConsumerId,
     Fill,
@@ -21,6 +29,7 @@ from rdt_plan import (
     check_write,
     group_ordered,
 )
+from rdt_plan.program_rules import check_program
 
 __all__ = ["check_recording", "differing_places", "random_weights"]
 
@@ -51,7 +60,7 @@ def check_recording(
     """Records ``load`` and checks its replay against a load of random weights.
 
     Copies are replayed three times: in the recording's order, shuffled after the fills, and cut
-    into the small chunks of a plan.
+    into the small chunks of a plan; programs run last each time.
 
     Args:
         make_model: builds a model of CPU tensors; called several times, it must build the same.
@@ -69,13 +78,19 @@ def check_recording(
     for write in recording.writes:
         check_write(write)
     metas = {meta.name: meta for meta in params}
-    for placement in recording.placements:
-        check_bounds(placement.slice, metas[placement.slice.name])
+    slices = [placement.slice for placement in recording.placements]
+    for program in recording.programs:
+        check_program(program)
+        slices += [region for _, region in program.inputs]
+    for region in slices:
+        check_bounds(region, metas[region.name])
     loaded, replayed, shuffled, planned = (_poisoned(make_model()) for _ in range(4))
-    load(loaded, weights.items())
+    load(loaded, [(name, weight.clone()) for name, weight in weights.items()])
     replay(recording, replayed, fetch_from(weights))
     _replay_shuffled(recording, shuffled, weights, seed)
     _replay_planned(recording, planned, params, weights)
+    for program in recording.programs:
+        replay_program(program, shuffled, fetch_from(weights))
     replays = {"replayed": replayed, "in another order": shuffled, "by a plan": planned}
     for how, model in replays.items():
         found = differing_places(loaded, model)
@@ -127,7 +142,6 @@ def _replay_planned(
     weights: dict[str, Tensor],
 ) -> None:
     """As a worker gets it: packed chunks of at most 64 bytes where slices can be cut."""
-    spots = _filled(recording.fills, model)
     metas = {meta.name: meta for meta in params}
     manifest = Manifest.build([metas[name] for name in group_ordered(list(metas))])
     plan = build_plan(
@@ -136,17 +150,17 @@ def _replay_planned(
         ConsumerId(0, 0),
         num_workers=1,
         max_chunk_bytes=64,
+        programs=recording.programs,
     )
+    spots = {(place.module, place.param): place.tensor for place in places(model)}
+    plan_replay = PlanReplay(plan, lambda module, param: spots[module, param])
     for chunk in plan.chunks:
         slot = torch.zeros(chunk.serve.num_bytes, dtype=torch.uint8)
-        at = dict(zip(chunk.serve.slices, chunk.serve.offsets, strict=True))
-        for region, offset in at.items():
+        for region, offset in zip(chunk.serve.slices, chunk.serve.offsets, strict=True):
             values = read_slice(weights[region.name], region).contiguous().reshape(-1)
             slot[offset : offset + region.num_bytes] = values.view(torch.uint8)
-        for placement in chunk.placements:
-            offset, num_bytes = at[placement.slice], placement.slice.num_bytes
-            packed = slot[offset : offset + num_bytes]
-            apply_placement(placement, packed, spots[placement.module, placement.param])
+        plan_replay.install(chunk, slot)
+    plan_replay.finish()
 
 
 def _filled(fills: Sequence[Fill], model: nn.Module) -> dict[tuple[str, str], Tensor]:

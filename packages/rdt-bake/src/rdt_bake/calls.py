@@ -1,0 +1,79 @@
+"""Making a loader's calls: on meta tensors, or on values that are known while recording."""
+
+from contextlib import suppress
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from rdt_bake.derivation import COPIES
+from rdt_bake.errors import ComputedValueError, DataDependentError
+from rdt_bake.ledger import Ledger
+from rdt_bake.lost_values import LostValueError
+from rdt_bake.origins import Origin
+from rdt_bake.tensors import tensors_in
+
+__all__ = ["Calls"]
+
+_Args = tuple[Any, ...]
+_Kwargs = dict[str, Any]
+
+
+class Calls:
+    """Makes calls for a recorder, and refuses by name what a recording cannot answer."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def run(self, func: Any, args: _Args, kwargs: _Kwargs) -> Any:
+        """What ``func`` returns; refuses what needs values, or cannot be done without any."""
+        try:
+            return func(*args, **kwargs)
+        except (NotImplementedError, RuntimeError) as error:
+            return self._failed(func, args, kwargs, error)
+
+    def read_value(self, func: Any, args: _Args, kwargs: _Kwargs) -> Any:
+        """What ``func``, which turns tensors into Python values, returns for known ones."""
+        inputs = self._ledger.keyed(args, kwargs)
+        if not inputs:
+            return func(*args, **kwargs)
+        if all(self._ledger.is_constant(origin) for _, origin in inputs):
+            return func(*self._ledger.real(args), **self._ledger.real(kwargs))
+        self.refuse_value(func, inputs)
+
+    def _failed(self, func: Any, args: _Args, kwargs: _Kwargs, error: Exception) -> Any:
+        """An operation that meta tensors do not have, or not together with real ones.
+
+        Folds constants, or says what is wrong.
+        """
+        ledger = self._ledger
+        inputs = ledger.keyed(args, kwargs)
+        if inputs and all(ledger.is_constant(origin) for _, origin in inputs):
+            return func(*ledger.real(args), **ledger.real(kwargs))
+        if not inputs or not (isinstance(error, NotImplementedError) or "meta" in str(error)):
+            raise error
+        with suppress(NotImplementedError, RuntimeError):
+            return func(*ledger.on_meta(func, args), **ledger.on_meta(func, kwargs))
+        if any(t.is_meta and ledger.origin(t) is None for t in tensors_in((args, kwargs))):
+            ledger.refuse(LostValueError, f"{func} takes numbers that are lost", func)
+        if torch.Tag.dynamic_output_shape in func.tags or "item()" in str(error):
+            self.refuse_value(func, inputs)
+        ledger.refuse(
+            ComputedValueError,
+            f"{func} cannot run on the meta device at all ({error})",
+            func,
+            weight=ledger.weight_of(inputs),
+        )
+
+    def refuse_value(self, func: Any, inputs: list[tuple[Tensor, Origin]]) -> NoReturn:
+        """Raises `DataDependentError`, naming weight, operation and line."""
+        asks = "asks for values"
+        if func in COPIES:
+            asks = "moves it to the CPU (rather than to the parameter's device) for its values"
+        self._ledger.refuse(
+            DataDependentError,
+            f"{func} {asks}, and a recording has none: it runs once, before any weight is there; "
+            "decide by names, shapes and dtypes",
+            func,
+            weight=self._ledger.weight_of(inputs),
+        )

@@ -1,0 +1,53 @@
+"""Numbers that torch would put on the meta device, where they are lost.
+
+``weight[[0, 2]]`` makes an index tensor beside the weight, out of sight of any dispatch mode, and
+so does ``torch.tensor([0, 2], device=param.device)``. Under `LostValues` they stay on the CPU. It
+sees every call of torch, so a recording only runs under it when one without it lost something.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from rdt_bake.errors import ComputedValueError
+
+__all__ = ["LostValueError", "LostValues"]
+
+_INDEXED = frozenset({Tensor.__getitem__, Tensor.__setitem__})
+_MAKERS = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
+
+
+class LostValueError(ComputedValueError):
+    """Values land that come of numbers which `LostValues` would have kept."""
+
+
+class LostValues(TorchFunctionMode):
+    """While active, lists and arrays of numbers become tensors on the CPU."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _INDEXED:
+            index = args[1]
+            kept = tuple(map(_kept, index)) if isinstance(index, tuple) else _kept(index)
+            args = (args[0], kept, *args[2:])
+        elif func in _MAKERS and _is_meta(kwargs.get("device")):
+            if not any(isinstance(each, Tensor) for each in args):
+                kwargs = {**kwargs, "device": "cpu"}
+        elif func is Tensor.new_tensor and args[0].is_meta:
+            return torch.tensor(args[1], dtype=kwargs.get("dtype", args[0].dtype), device="cpu")
+        return func(*args, **kwargs)
+
+
+def _kept(index: Any) -> Any:
+    if isinstance(index, (list, range)) and index:
+        return torch.tensor(list(index))
+    is_array = hasattr(index, "__array_interface__") and not isinstance(index, Tensor)
+    return torch.as_tensor(index) if is_array else index
+
+
+def _is_meta(device: Any) -> bool:
+    return device is not None and torch.device(device).type == "meta"
