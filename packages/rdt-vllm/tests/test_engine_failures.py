@@ -153,7 +153,7 @@ def test_an_update_or_a_finish_without_a_start_changes_nothing(
     update = trainer.update_info()["update_info"]
     for call in (lambda: engine.update_weights(update), engine.finish_weight_update):
         with pytest.raises(
-            LifecycleError, match="start_weight_update has not been.* call it first"
+            LifecycleError, match=r"start_weight_update has not been.* call it first"
         ):
             call()
     assert not engine.torn

@@ -29,7 +29,7 @@ def test_all_weights_are_drawn_from_the_seed(name: str) -> None:
 
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_two_workers_can_share_it(name: str) -> None:
-    config = TINY_MODELS[name].config()
+    config = TINY_MODELS[name].config().get_text_config()
 
     sizes = (config.vocab_size, config.num_attention_heads, config.num_key_value_heads)
     assert not any(size % 2 for size in (*sizes, config.intermediate_size))

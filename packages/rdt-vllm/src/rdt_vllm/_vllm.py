@@ -37,6 +37,8 @@ __all__ = [
     "amend_worker",
     "check_version",
     "checkpoint_form",
+    "checkpoint_weights",
+    "dropped_buffers",
     "engine_facts",
     "is_deferred",
     "is_never_loaded",
@@ -104,6 +106,16 @@ def checkpoint_form(module: nn.Module) -> dict[str, torch.Tensor]:
     params, buffers = get_layerwise_info(module).restore_metadata
     both = {**params, **buffers}  # of a placeholder, some versions keep a None
     return {name: t for name, t in both.items() if name not in SKIP_TENSORS and t is not None}
+
+
+def dropped_buffers(module: nn.Module) -> tuple[str, ...]:
+    """The module's non-persistent buffers that `restore_on_meta` takes away, and none puts back."""
+    from vllm.model_executor.model_loader.reload.meta import SKIP_MODULES, SKIP_TENSORS
+
+    if type(module).__name__ in SKIP_MODULES:
+        return ()
+    stays = SKIP_TENSORS | checkpoint_form(module).keys()
+    return tuple(sorted(module._non_persistent_buffers_set - stays))
 
 
 def restore_on_meta(module: nn.Module) -> None:
@@ -184,6 +196,23 @@ def _prepares_weights(experts: Any) -> bool:
 
     hook = "process_weights_after_loading"
     return getattr(type(experts), hook, None) is not getattr(FusedMoEExperts, hook, None)
+
+
+def checkpoint_weights(
+    vllm_config: VllmConfig, model: nn.Module
+) -> Iterator[tuple[str, torch.Tensor]] | None:
+    """The weights that the model was first loaded from; None where it was from no checkpoint.
+
+    They are read one by one, lazily where their files allow it. Raises what vLLM's loader raises
+    when the files are gone.
+    """
+    from vllm.model_executor.model_loader import get_model_loader
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+    loader = get_model_loader(vllm_config.load_config)
+    if not isinstance(loader, DefaultModelLoader):
+        return None
+    return loader.get_all_weights(vllm_config.model_config, model)
 
 
 # ---- what a configuration asks for -------------------------------------------------------------

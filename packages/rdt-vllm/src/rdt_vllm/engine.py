@@ -120,10 +120,7 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
                 programs=recording.programs,
             )
             self.installer = Installer(
-                self.model,
-                plan,
-                vllm_config=self.vllm_config,
-                events=HostEvents(),
+                self.model, plan, vllm_config=self.vllm_config, events=HostEvents()
             )
             self.installer.observe(self._observer)
             link.attach(plan, num_workers, self.installer.install, self.device)
@@ -142,7 +139,7 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
             )
         _logger.info(
             "consumer %s of %d attached to job %s: %d weights, %d modules, %d chunks, %d bytes a "
-            "sync, %.2f s",
+            "sync, of which a module stages up to %d to compute from, %.2f s",
             consumer,
             num_workers,
             address.job,
@@ -150,6 +147,7 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
             len(plan.modules),
             len(plan.chunks),
             plan.bytes_pulled,
+            max(plan.staging_bytes.values(), default=0),
             time.perf_counter() - started,
         )
 

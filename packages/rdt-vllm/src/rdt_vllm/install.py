@@ -1,7 +1,8 @@
 """The layerwise installer: chunks in, a model in kernel form out.
 
-Two threads: one scatters a chunk's slices and so frees its receive slot, one post-processes the
-modules that are complete. Neither ever waits for the other.
+Two threads: one scatters a chunk's slices and so frees its receive slot, and computes what a
+complete module computes from them; one post-processes the modules that are complete. Neither ever
+waits for the other.
 """
 
 import threading
@@ -12,8 +13,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from rdt_bake import apply_fill, apply_placement
-from rdt_plan import Chunk, Fill, SyncPlan
+from rdt_bake import PlanReplay
+from rdt_plan import Chunk, SyncPlan
 from rdt_transport.events import Event, Events
 from rdt_vllm import _vllm
 from rdt_vllm.errors import InstallError, LifecycleError
@@ -71,12 +72,9 @@ class Installer:
         events: Events,
     ) -> None:
         self._model = model
-        self._plan = plan
         self._vllm_config = vllm_config
         self._events = events
-        self._fills: dict[str, list[Fill]] = {}
-        for fill in plan.fills:
-            self._fills.setdefault(fill.module, []).append(fill)
+        self._replay = PlanReplay(plan, self._destination)
         self._units = layerwise_units(model, plan, find_ties(model))
         last: dict[int, int] = {}
         for chunk in plan.chunks:
@@ -157,6 +155,7 @@ class Installer:
             self._error = self._error or error
         self._scattering.drain(timeout_seconds)
         self._processing.drain(timeout_seconds)
+        self._replay.abandon()
         for unit in dict.fromkeys(self._units.values()):
             unit.abandon()
         self._sink = None
@@ -182,33 +181,33 @@ class Installer:
             with torch.no_grad():
                 for path in chunk.materialize:
                     self._open(self._units[path])
-                self._place(chunk, packed)
+                self._replay.place(chunk, packed)
             event = self._events.record()
-            for unit in self._complete.get(chunk.index, ()):
-                self._processing.put(unit)
         except BaseException as error:
-            wrapped = InstallError(f"chunk {chunk.index} could not be installed: {error}")
-            wrapped.__cause__ = error
+            wrapped = _wrapped(f"chunk {chunk.index} could not be installed", error)
             sink.scatter_failed(chunk.index, self._fail(wrapped))
-        else:
-            sink.scattered(chunk.index, event)
-
-    def _place(self, chunk: Chunk, packed: torch.Tensor) -> None:
-        offsets = dict(zip(chunk.serve.slices, chunk.serve.offsets, strict=True))
-        for placement in chunk.placements:
-            start = offsets[placement.slice]
-            source = packed[start : start + placement.slice.num_bytes]
-            unit = self._units[placement.module]
-            destination = unit.destination(placement.module, placement.param)
-            apply_placement(placement, source, destination)
+            return
+        sink.scattered(chunk.index, event)  # programs compute from copies of what it brought
+        for unit in self._complete.get(chunk.index, ()):
+            try:
+                self._compute(unit)
+                self._processing.put(unit)
+            except BaseException as error:
+                self._fail(_wrapped(f"computing {', '.join(unit.modules)} failed", error))
 
     def _open(self, unit: LayerwiseUnit) -> None:
         if unit.is_open:
             return  # opened by the first chunk of a module it is tied to
         unit.open()
         for path in unit.modules:
-            for fill in self._fills.get(path, ()):
-                apply_fill(fill, unit.destination(path, fill.param))
+            self._replay.open(path)
+
+    def _compute(self, unit: LayerwiseUnit) -> None:
+        for path in unit.modules:
+            self._replay.compute(path)
+
+    def _destination(self, path: str, name: str) -> torch.Tensor:
+        return self._units[path].destination(path, name)
 
     def _post_process(self, unit: LayerwiseUnit) -> None:
         if self._error is not None:
@@ -216,16 +215,16 @@ class Installer:
         try:
             with torch.no_grad(), self._context():
                 self.touched = True
-                self._open(unit)
+                if not unit.is_open:  # nothing is read for it
+                    self._open(unit)
+                    self._compute(unit)
                 observer = self._observer
                 if observer is not None:
                     for path, module in unit.modules.items():
                         observer(path, module)
                 unit.close()
         except BaseException as error:
-            wrapped = InstallError(f"post-processing of {', '.join(unit.modules)} failed: {error}")
-            wrapped.__cause__ = error
-            self._fail(wrapped)
+            self._fail(_wrapped(f"post-processing of {', '.join(unit.modules)} failed", error))
 
     # ---- any thread ------------------------------------------------------------------------
 
@@ -241,3 +240,9 @@ class Installer:
 
     def _context(self) -> AbstractContextManager[None]:
         return _vllm.active_config(self._vllm_config)
+
+
+def _wrapped(what: str, error: BaseException) -> InstallError:
+    wrapped = InstallError(f"{what}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

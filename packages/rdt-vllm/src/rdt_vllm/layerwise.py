@@ -9,10 +9,12 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from rdt_bake import find_tensor
 from rdt_vllm import _vllm
 from rdt_vllm.errors import InstallError, UnsupportedError
 from rdt_vllm.module_tensors import ModuleTensors, own_tensors
 from rdt_vllm.ties import Tie, retie
+from rdt_vllm.view_buffers import ViewBuffer
 
 __all__ = ["LayerwiseUnit", "to_meta"]
 
@@ -28,6 +30,7 @@ class LayerwiseUnit:
         modules: by dotted path, in the model's order.
         written: attribute names, by dotted path, that a sync writes.
         ties: the tensors that they share with each other.
+        views: buffers of theirs, or of other modules, that show parameters.
 
     Raises:
         UnsupportedError: a tensor is neither written nor kept by post-processing.
@@ -38,12 +41,15 @@ class LayerwiseUnit:
         modules: Mapping[str, nn.Module],
         written: Mapping[str, frozenset[str]],
         ties: Sequence[Tie],
+        views: Sequence[ViewBuffer] = (),
     ) -> None:
         self.modules = dict(modules)
         self._ties = tuple(ties)
         self._kept: list[ModuleTensors] = []
         tied = {(id(module), name) for tie in ties for module, name in tie}
         self._unwritten: dict[str, tuple[str, ...]] = {}
+        self._shows: dict[str, frozenset[str]] = {}
+        self._shown: dict[str, tuple[ViewBuffer, ...]] = {}
         for path, module in self.modules.items():
             live, form = own_tensors(module), _vllm.checkpoint_form(module)
             names = tuple(
@@ -58,6 +64,8 @@ class LayerwiseUnit:
                         "shape or dtype, so its value before that is lost"
                     )
             self._unwritten[path] = names
+            self._shows[path] = frozenset(v.name for v in views if v.owner is module)
+            self._shown[path] = tuple(v for v in views if v.module is module and not v.is_shared)
 
     @property
     def is_open(self) -> bool:
@@ -84,7 +92,7 @@ class LayerwiseUnit:
 
     def destination(self, path: str, name: str) -> torch.Tensor:
         """The tensor to write into: of checkpoint form, or one that never leaves kernel form."""
-        return getattr(self.modules[path], name)
+        return find_tensor(self.modules[path], "", name)
 
     def close(self) -> None:
         """Post-process every module and bring it back in kernel form, its addresses unchanged.
@@ -93,11 +101,13 @@ class LayerwiseUnit:
         than the kernels hold; the unit is then still open.
         """
         for (path, module), kept in zip(self.modules.items(), self._kept, strict=True):
+            for view in self._shown[path]:
+                view.buffer.copy_(getattr(module, view.param).view(view.buffer.shape))
             with _keeping_attributes(module):
                 _vllm.post_process(module)
             for name, kernel in kept.tensors().items():
                 value = getattr(module, name, None)
-                if value is kernel:
+                if value is kernel or (value is None and name in self._shows[path]):
                     continue
                 if not isinstance(value, torch.Tensor) or not _alike(value, kernel):
                     found = _layout(value) if isinstance(value, torch.Tensor) else "none"

@@ -1,6 +1,9 @@
 """Recording a vLLM model's loaders."""
 
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
 from typing import Any
 
 from torch import nn
@@ -14,16 +17,61 @@ from rdt_vllm.ties import find_ties
 
 __all__ = ["record_model"]
 
+_logger = logging.getLogger("rdt_vllm")
+
 
 def record_model(
     model: nn.Module, params: Sequence[ParamMeta], vllm_config: _vllm.VllmConfig
 ) -> rdt_bake.Recording:
     """Where ``model.load_weights`` puts every slice of ``params``; the model is left as found.
 
+    A parameter that no weight covers is an error, unless the checkpoint that vLLM itself loaded
+    covers none of it either: it keeps the value that it has, and that is logged.
+
     Raises:
         RdtBakeError: naming weight, operation and loader, or every parameter that no weight covers.
         UnsupportedError: the loaders refuse the weights, or consume none of them.
     """
+    recording = _record(model, params, vllm_config)
+    if not recording.consumed:
+        raise UnsupportedError(
+            f"{type(model).__name__} consumes none of the {len(params)} weights that the trainer "
+            "publishes: publish this model's weights, under the names that its checkpoints have"
+        )
+    if not recording.uncovered:
+        return recording
+    unloaded = _unloaded(model, vllm_config)
+    lacking = tuple(each for each in recording.uncovered if each not in unloaded)
+    replace(recording, uncovered=lacking).require_coverage()
+    _logger.warning(
+        "%d parameters keep the values that they have: neither the trainer nor the checkpoint "
+        "that this worker was started from has weights for them: %s",
+        len(recording.uncovered),
+        "; ".join(map(str, recording.uncovered)),
+    )
+    return recording
+
+
+def _unloaded(model: nn.Module, vllm_config: _vllm.VllmConfig) -> frozenset[rdt_bake.Uncovered]:
+    """The parameters that the worker's own checkpoint leaves wholly as their constructors did."""
+    try:
+        weights = _vllm.checkpoint_weights(vllm_config, model)
+        if weights is None:
+            return frozenset()
+        params = {
+            name: ParamMeta(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+            for name, tensor in weights
+        }
+        recording = _record(model, tuple(params.values()), vllm_config)
+    except Exception as error:  # then nothing excuses what the trainer lacks
+        _logger.warning("cannot tell what this worker's own checkpoint covers: %s", error)
+        return frozenset()
+    return frozenset(each for each in recording.uncovered if each.num_missing == prod(each.shape))
+
+
+def _record(
+    model: nn.Module, params: Sequence[ParamMeta], vllm_config: _vllm.VllmConfig
+) -> rdt_bake.Recording:
     modules = dict(model.named_modules())
     load_weights: Any = model.load_weights
 
@@ -32,7 +80,7 @@ def record_model(
 
     try:
         with _vllm.active_config(vllm_config), to_meta(model, find_ties(model)):
-            recording = rdt_bake.record(model, load_weights, params, exempt=exempt)
+            return rdt_bake.record(model, load_weights, params, exempt=exempt)
     except rdt_bake.RdtBakeError:
         raise
     except Exception as error:
@@ -42,10 +90,3 @@ def record_model(
             f"publishes: {error}{f' ({notes})' if notes else ''}; do both hold the same model, "
             "under checkpoint names?"
         ) from error
-    if not recording.consumed:
-        raise UnsupportedError(
-            f"{type(model).__name__} consumes none of the {len(params)} weights that the trainer "
-            "publishes: publish this model's weights, under the names that its checkpoints have"
-        )
-    recording.require_coverage()
-    return recording

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from rdt_plan import SyncPlan
-from rdt_vllm import _vllm
+from rdt_bake import written_targets
+from rdt_plan import SyncPlan, is_staging
 from rdt_vllm.errors import UnsupportedError
 from rdt_vllm.layerwise import LayerwiseUnit
 from rdt_vllm.ties import Tie
+from rdt_vllm.view_buffers import find_view_buffers
 
 __all__ = ["layerwise_units"]
 
@@ -22,27 +23,17 @@ def layerwise_units(
     post-processing reads it.
 
     Raises:
-        UnsupportedError: the plan writes into attention, or into a module that the model lacks.
+        UnsupportedError: the plan writes into a module that the model lacks, or into one that
+            cannot be filled and post-processed by itself.
     """
     paths = {id(module): path for path, module in model.named_modules()}
     order = {path: position for position, path in enumerate(paths.values())}
-    written: dict[str, set[str]] = {}
-    for chunk in plan.chunks:
-        for placement in chunk.placements:
-            written.setdefault(placement.module, set()).add(placement.param)
-    for fill in plan.fills:
-        written.setdefault(fill.module, set()).add(fill.param)
+    written = _written(plan)
     for path in (*plan.modules, *written):
         module = _submodule(model, path)
         if paths[id(module)] != path:
             raise UnsupportedError(
                 f"the plan writes into {path!r}, which is {paths[id(module)]!r} under another name"
-            )
-        if _vllm.is_deferred(module):
-            names = ", ".join(sorted(written.get(path, ())))
-            raise UnsupportedError(
-                f"weights are loaded into attention {path!r} ({names}): scales of a quantised "
-                "key-value cache cannot be synced yet; serve with --kv-cache-dtype auto"
             )
     group = {path: [path] for path in dict.fromkeys((*plan.modules, *written))}
     tied: dict[int, list[Tie]] = {}
@@ -58,15 +49,31 @@ def layerwise_units(
         for path in merged:
             group[path] = merged
         tied[id(merged)] = merged_ties
+    views = find_view_buffers(model, group.keys())
     units = {
         id(members): LayerwiseUnit(
             {path: _submodule(model, path) for path in members},
             {path: frozenset(written.get(path, ())) for path in members},
             tied.get(id(members), ()),
+            views,
         )
         for members in group.values()
     }
     return {path: units[id(members)] for path, members in group.items()}
+
+
+def _written(plan: SyncPlan) -> dict[str, set[str]]:
+    """By module, the names of its tensors that a sync writes."""
+    written: dict[str, set[str]] = {}
+    for chunk in plan.chunks:
+        for placement in chunk.placements:
+            if not is_staging(placement.param):
+                written.setdefault(placement.module, set()).add(placement.param)
+    for fill in plan.fills:
+        written.setdefault(fill.module, set()).add(fill.param)
+    for program in plan.programs:
+        written.setdefault(program.module, set()).update(written_targets(program))
+    return written
 
 
 def _submodule(model: nn.Module, path: str) -> nn.Module:

@@ -118,6 +118,11 @@ class ExactnessProbe:
         self.__dict__["_rdt_check"] = _Check(fresh, report, live, dict(layers))
 
     @answering
+    def rdt_tensor_report(self) -> dict[str, Any]:
+        """The `WorkerReport` of the tensors alone; the check ends with `rdt_release`."""
+        return self._rdt_current().report.to_rpc()
+
+    @answering
     def rdt_serve(self, model: str) -> None:
         """Let the engine run the ``"fresh"`` or the ``"live"`` model, and record its logits."""
         check = self._rdt_current()
@@ -145,6 +150,11 @@ class ExactnessProbe:
     def rdt_release(self) -> None:
         """Let the live model serve, and drop the second one; nothing to do without a check."""
         self._rdt_close()
+
+    @answering
+    def rdt_torn(self) -> bool:
+        """Whether the worker may hold a mixture of weights (`RdtWeightTransferEngine.torn`)."""
+        return self.weight_transfer_engine.torn
 
     def rdt_traffic(self) -> dict[str, Any]:
         """What the last sync did: see `rdt_vllm.link.traffic_of`.

@@ -27,6 +27,7 @@ __all__ = [
     "WorkerReport",
     "ask",
     "check_exact",
+    "check_tensors",
     "greedy_tokens",
     "observe",
 ]
@@ -201,6 +202,21 @@ def greedy_tokens(llm: Engine, prompt: Sequence[int], num_tokens: int) -> tuple[
     )
     outputs = llm.generate({"prompt_token_ids": list(prompt)}, sampling, use_tqdm=False)
     return tuple(outputs[0].outputs[0].token_ids)
+
+
+def check_tensors(
+    llm: Engine, checkpoint: Path | str, *, flip: str | None = None, timeout_seconds: float = 120.0
+) -> tuple[WorkerReport, ...]:
+    """The first half of `check_exact`, for models whose forward this device cannot run.
+
+    One report a worker, without logits; each must be ``ok``. Arguments and errors as there.
+    """
+    try:
+        ask(llm, "rdt_compare_tensors", (str(checkpoint), flip), timeout_seconds)
+        reports = ask(llm, "rdt_tensor_report", (), timeout_seconds)
+    finally:
+        ask(llm, "rdt_release", (), timeout_seconds)
+    return tuple(map(WorkerReport.from_rpc, reports))
 
 
 def check_exact(

@@ -24,6 +24,7 @@ __all__ = [
     "LeftoverProcessError",
     "engine_arguments",
     "engine_environment",
+    "kill_engine",
     "serving",
     "start_engine",
     "stop_engine",
@@ -115,11 +116,15 @@ def stop_engine(llm: "LLM", timeout_seconds: float = 90.0) -> None:
     Raises:
         LeftoverProcessError: one outlived the shutdown by ten seconds. It has been killed.
     """
-    client = llm.llm_engine.engine_core
-    manager = getattr(getattr(client, "resources", None), "engine_manager", None)
-    processes = _trees([process.pid for process in getattr(manager, "processes", ())])
+    processes = _processes(llm)
     # Left to itself, vLLM gives the engine's process 5 s, less than its workers may take.
-    client.shutdown(timeout=timeout_seconds)
+    core = llm.llm_engine.engine_core
+    core.shutdown(timeout=timeout_seconds)
+    if hasattr(core, "engine_core"):  # its worker is this process, and its group listens on a port
+        from rdt_vllm.testing import _vllm
+
+        _vllm.destroy_model_parallel()
+        _vllm.destroy_distributed_environment()
     _, alive = psutil.wait_procs(processes, timeout=10.0)
     for process in alive:
         process.kill()
@@ -128,6 +133,30 @@ def stop_engine(llm: "LLM", timeout_seconds: float = 90.0) -> None:
             f"{len(alive)} processes of an engine outlived its shutdown and were killed: "
             f"{[process.pid for process in alive]}; did a worker hang?"
         )
+
+
+def kill_engine(llm: "LLM") -> None:
+    """Kill the engine's process and its workers at once, as a machine's death would.
+
+    Their shared memory goes too, which Python frees only when this process ends. What is left of
+    the engine in this process is to be ended by `stop_engine`.
+    """
+    # The tracker of shared memory is everybody's.
+    doomed = [p for p in _processes(llm) if "resource_tracker" not in " ".join(p.cmdline())]
+    mapped = {each.path for process in doomed for each in process.memory_maps()}
+    for process in doomed:
+        process.kill()
+    psutil.wait_procs(doomed, timeout=10.0)
+    for path in mapped:
+        if path.startswith("/dev/shm/"):
+            Path(path).unlink(missing_ok=True)
+
+
+def _processes(llm: "LLM") -> list[psutil.Process]:
+    """The engine's process, where it has one, with everything below it."""
+    resources = getattr(llm.llm_engine.engine_core, "resources", None)
+    manager = getattr(resources, "engine_manager", None)
+    return _trees([process.pid for process in getattr(manager, "processes", ())])
 
 
 def _trees(roots: Iterable[int | None]) -> list[psutil.Process]:

@@ -14,12 +14,17 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 __all__ = [
+    "TINY_DEEPSEEK_V2",
+    "TINY_FALCON_H1",
+    "TINY_GPT_OSS",
+    "TINY_JAMBA",
     "TINY_LLAMA",
     "TINY_LLAMA_TIED",
     "TINY_MODELS",
     "TINY_QWEN2",
     "TINY_QWEN3",
     "TINY_QWEN3_MOE",
+    "TINY_QWEN3_NEXT",
     "TINY_QWEN3_TIED",
     "TinyModel",
     "draw_weights",
@@ -107,6 +112,84 @@ TINY_QWEN3_MOE = TinyModel(
         "mlp_only_layers": [],
     },
 )
+TINY_DEEPSEEK_V2 = TinyModel(  # latent attention, whose matrices are derived from kv_b_proj
+    "deepseek-v2",
+    "deepseek_v2",
+    {
+        "tie_word_embeddings": False,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 32,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 32,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 32,
+        "head_dim": 64,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 64,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "topk_method": "greedy",
+    },
+)
+TINY_JAMBA = TinyModel(  # Mamba beside attention; the loader computes A
+    "jamba",
+    "jamba",
+    {
+        "tie_word_embeddings": False,
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "mamba_d_state": 8,
+        "mamba_dt_rank": 8,
+    },
+)
+TINY_FALCON_H1 = TinyModel(  # Mamba 2 and attention in each layer; the loader computes A
+    "falcon-h1",
+    "falcon_h1",
+    {
+        "tie_word_embeddings": False,
+        "mamba_d_ssm": 256,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 32,
+        "mamba_d_state": 16,
+        "mamba_n_groups": 2,
+    },
+)
+TINY_QWEN3_NEXT = TinyModel(  # linear attention beside full, experts beside a shared one
+    "qwen3-next",
+    "qwen3_next",
+    {
+        "tie_word_embeddings": False,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
+)
+TINY_GPT_OSS = TinyModel(  # attention sinks, sliding windows, biases everywhere, fused experts
+    "gpt-oss",
+    "gpt_oss",
+    {
+        "tie_word_embeddings": False,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+)
 
 TINY_MODELS: Mapping[str, TinyModel] = MappingProxyType(
     {
@@ -118,6 +201,11 @@ TINY_MODELS: Mapping[str, TinyModel] = MappingProxyType(
             TINY_LLAMA,
             TINY_LLAMA_TIED,
             TINY_QWEN3_MOE,
+            TINY_DEEPSEEK_V2,
+            TINY_JAMBA,
+            TINY_FALCON_H1,
+            TINY_QWEN3_NEXT,
+            TINY_GPT_OSS,
         )
     }
 )
