@@ -28,6 +28,7 @@ __all__ = [
     "Ready",
     "Request",
     "Subscribe",
+    "Wait",
 ]
 
 
@@ -205,3 +206,14 @@ Request = (
     | Drop
     | Leave
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A request that is not answered yet: whose, under which number, and until when. Never sent."""
+
+    client: int
+    call: int
+    request: Request
+    timeout_seconds: float
+    deadline: float

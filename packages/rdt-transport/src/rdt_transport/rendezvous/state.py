@@ -6,7 +6,6 @@ yet is kept, tried again after every change, and refused at its deadline with wh
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from rdt_plan import ConsumerId
@@ -40,21 +39,13 @@ from rdt_transport.rendezvous.requests import (
     Ready,
     Request,
     Subscribe,
+    Wait,
 )
 from rdt_transport.rendezvous.roster import Roster
 from rdt_transport.rendezvous.sealed import SealedSubscription
 from rdt_transport.rendezvous.settings import JobSettings
 
 __all__ = ["JobState"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Wait:
-    client: int
-    call: int
-    request: Request
-    timeout_seconds: float
-    deadline: float
 
 
 class JobState:
@@ -65,7 +56,7 @@ class JobState:
         self._roster = Roster(job, settings, new_session)
         self._ledger = EpochLedger()
         self._leases: dict[int, float] = {}  # when each client's lease ends
-        self._waits: list[_Wait] = []
+        self._waits: list[Wait] = []
         self._asking: set[tuple[ConsumerId, str, int]] | None = None  # see `_askers`
         self._effects: list[Effect] = []
 
@@ -86,7 +77,7 @@ class JobState:
         """A client asks; the answer may be among the effects of a later call."""
         if client not in self._leases:
             return []
-        wait = _Wait(client, call, request, timeout_seconds, now + timeout_seconds)
+        wait = Wait(client, call, request, timeout_seconds, now + timeout_seconds)
         self._waits.append(wait)
         self._asking = None
         if not self._try(wait, now):
@@ -131,7 +122,7 @@ class JobState:
         effects, self._effects = self._effects, []
         return effects
 
-    def _try(self, wait: _Wait, now: float) -> bool:
+    def _try(self, wait: Wait, now: float) -> bool:
         try:
             value = self._answer(wait.client, wait.request)
             if isinstance(value, Missing):
