@@ -1,6 +1,6 @@
 """What being attached to a job costs a vLLM worker that has nothing to pull.
 
-Run with `hatch run python -m bench.bench_idle`. One real vLLM with a tiny model, on CPU, TP=1, is
+Run with `hatch run bench-idle`. One real vLLM with a tiny model, on CPU, TP=1, is
 attached to a trainer in this process and detached again, in turn. Measured each time: the CPU time
 that all threads of all processes of the engine take while it idles, as a share of one core, and
 the tokens it generates a CPU second. This process, with the trainer in it, is not counted.

@@ -28,7 +28,7 @@ class Run:
         self.model = TINY_MODELS[name].build(seed=1)
         self.folder = folder
         self.llm: Any = engines.get(write_checkpoint(self.model, _home(engines, name)), tp)
-        self.source = ModuleSource(self.model)
+        self.source = ModuleSource.of_transformers(self.model)
         self.trainer = RdtTrainer(
             self.source,
             LocalClient(self.llm),

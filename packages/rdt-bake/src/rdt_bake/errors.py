@@ -57,7 +57,7 @@ class RecordError(RdtBakeError):
 
 
 class ComputedValueError(RecordError):
-    """A value that is no region of a source (a sum, a cast, a concatenation) would land."""
+    """A value would land that no program can make again (random numbers, an unknown operation)."""
 
 
 class DataDependentError(RecordError):
@@ -65,7 +65,7 @@ class DataDependentError(RecordError):
 
 
 class RebindError(RecordError):
-    """A loader put another tensor in a parameter's place, and it is no region of a source."""
+    """A loader put another tensor in a parameter's place, and it cannot be followed."""
 
 
 class OverlapError(RecordError):
