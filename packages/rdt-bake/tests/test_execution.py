@@ -85,6 +85,19 @@ def test_failures_name_the_module_and_the_statement(statement: Statement, messag
     assert "layer: statement 0" in str(caught.value) and statement.op in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        Statement("aten.from_file.default", (Literal("str", "f"), True, 6), (), (2,)),
+        Statement("aten.resize_.default", (INTO, (100,)), (), (None,)),
+        Statement("aten.as_strided.default", (INTO, (2, 3), (3, 1), 0), (), (2,)),
+    ],
+)
+def test_operations_that_reach_other_memory_are_refused(statement: Statement) -> None:
+    with pytest.raises(ReplayError, match="expected"):
+        run(statement)
+
+
 def test_missing_and_short_inputs_are_refused() -> None:
     program = Program("layer", REGISTERS, (Statement("aten.neg.default", (READ,), (), (2,)),))
     for inputs in ({}, {0: torch.zeros(23, dtype=torch.uint8)}):

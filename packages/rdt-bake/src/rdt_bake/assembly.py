@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from rdt_bake.constants import element_of
 from rdt_bake.destinations import Destination, DestinationStorage
 from rdt_bake.errors import ComputedValueError, UnsupportedTensorError
 from rdt_bake.inputs import Inputs
@@ -111,10 +112,10 @@ class _Assembly:
 
 
 def _element(view: View, constant: Constant, node: Node) -> torch.Tensor:
-    element = torch.full((), constant.value, dtype=constant.dtype)
-    if view.dtype.itemsize != constant.dtype.itemsize:
+    element = element_of(constant, view.dtype)
+    if element is None:
         raise _refusal(f"a tensor full of {constant.value} is viewed as {view.dtype}", node)
-    return element.view(view.dtype)
+    return element
 
 
 def _literal(value: Any, node: Node) -> Any:

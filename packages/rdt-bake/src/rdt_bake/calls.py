@@ -27,8 +27,13 @@ class Calls:
 
     def run(self, func: Any, args: _Args, kwargs: _Kwargs) -> Any:
         """What ``func`` returns; refuses what needs values, or cannot be done without any."""
+        ledger, given = self._ledger, (args, kwargs)
+        if torch.Tag.dynamic_output_shape in func.tags and any(
+            not t.is_meta and not ledger.is_constant(o) for t, o in ledger.keyed(args, kwargs)
+        ):  # weights were copied into it, and are not there
+            given = ledger.on_meta(func, args), ledger.on_meta(func, kwargs)
         try:
-            return func(*args, **kwargs)
+            return func(*given[0], **given[1])
         except (NotImplementedError, RuntimeError) as error:
             return self._failed(func, args, kwargs, error)
 

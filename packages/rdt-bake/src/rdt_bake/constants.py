@@ -8,7 +8,7 @@ from torch import Tensor
 from rdt_bake.errors import UnsupportedTensorError
 from rdt_bake.origins import Constant
 
-__all__ = ["constant", "factory_value", "number", "uniform_element"]
+__all__ = ["constant", "element_of", "factory_value", "number", "uniform_element"]
 
 _aten = torch.ops.aten
 _FILLED_AT = {
@@ -66,6 +66,14 @@ def constant(value: Any, tensor: Tensor) -> Constant | None:
     except UnsupportedTensorError:
         return None
     return Constant(element, tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+
+def element_of(constant: Constant, dtype: torch.dtype) -> Tensor | None:
+    """One element of ``dtype``, bit for bit, in memory full of a constant; None if they differ."""
+    bits = torch.full((1,), constant.value, dtype=constant.dtype).view(torch.uint8)
+    if bits.numel() % dtype.itemsize and dtype.itemsize % bits.numel():
+        return None
+    return uniform_element(bits.repeat(-(-dtype.itemsize // bits.numel())).view(dtype))
 
 
 def uniform_element(tensor: Tensor) -> Tensor | None:

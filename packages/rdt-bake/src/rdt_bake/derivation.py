@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rdt_bake.constants import constant, factory_value, uniform_element
+from rdt_bake.constants import constant, element_of, factory_value, uniform_element
 from rdt_bake.frames import loader_line
 from rdt_bake.layouts import Dim
 from rdt_bake.origins import Constant, Copied, Origin, Source
@@ -41,8 +41,7 @@ def derived(
     """
     if func in COPIES:
         if isinstance(origin, Constant):
-            element = torch.empty((), dtype=view.dtype).fill_(origin.value)
-            return constant(element, tensor)
+            return constant(element_of(origin, view.dtype), tensor)
         return _copied(func, view, origin, tensor, _beside(tensor, view.stride()))
     if func is _aten.repeat.default:
         return _copied(func, view, origin, tensor, _repeated(view, tensor))

@@ -137,9 +137,14 @@ def _expected(program: Program, number: int, index: int, result: Any) -> Tensor:
 def _operation(name: str) -> Any:
     namespace, _, rest = name.partition(".")
     packet, _, overload = rest.partition(".")
-    if namespace != "aten":
-        raise ReplayError(f"operation {name}: expected one of torch's own (aten)")
-    return getattr(getattr(torch.ops.aten, packet), overload)
+    if namespace != "aten" or packet == "from_file":
+        raise ReplayError(f"operation {name}: expected one of torch's own (aten), on tensors")
+    op = getattr(getattr(torch.ops.aten, packet), overload)
+    if torch.Tag.inplace_view in op.tags or any(
+        each.alias_info and not each.alias_info.is_write for each in op._schema.returns
+    ):  # results are memory of their own, and operands say which part of theirs is seen
+        raise ReplayError(f"operation {name}: expected none that moves or shares memory")
+    return op
 
 
 def _literal(value: Literal) -> Any:

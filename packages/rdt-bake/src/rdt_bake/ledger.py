@@ -2,10 +2,9 @@
 
 from typing import Any, NoReturn
 
-import torch
 from torch import Tensor
 
-from rdt_bake.constants import number, uniform_element
+from rdt_bake.constants import element_of, number, uniform_element
 from rdt_bake.destinations import DestinationStorage
 from rdt_bake.errors import DataDependentError, RecordError, UnsupportedTensorError
 from rdt_bake.frames import loader_line
@@ -25,6 +24,7 @@ class Ledger(Trace):
         landings: all plain writes into the model, in order.
         consumed: names of the sources that landed.
         refusal: the first error, in case the loader swallows it.
+        sees_calls: whether all calls of torch are seen (`LostValues`), not only its operations.
     """
 
     def __init__(self, twins: MetaTwins) -> None:
@@ -32,6 +32,7 @@ class Ledger(Trace):
         self.landings: list[Landing] = []
         self.consumed: set[str] = set()
         self.refusal: RecordError | None = None
+        self.sees_calls = False
 
     def refuse(
         self,
@@ -78,18 +79,22 @@ class Ledger(Trace):
         elif type(origin) is Copied:
             self._land_copied(storage, into, value, origin)
         elif type(origin) is Constant:
-            element = torch.empty((), dtype=value.dtype).fill_(origin.value)
-            self.land_number(storage, into, element)
+            self._land_element(storage, into, value, element_of(origin, value.dtype))
         elif origin is storage and geometry(into) == geometry(value):
             return
         elif origin is None or self.is_constant(origin):
-            element = uniform_element(self.real(value))
-            if element is None:
-                self.note_copy(storage, into, value)
-            else:
-                self.land_number(storage, into, element)
+            self._land_element(storage, into, value, uniform_element(self.real(value)))
         else:
             self.note_copy(storage, into, value)
+
+    def _land_element(
+        self, storage: DestinationStorage, into: Tensor, value: Tensor, element: Tensor | None
+    ) -> None:
+        """Notes that ``value`` is copied, all of whose elements are ``element`` if there is one."""
+        if element is None or self.own_tensors.is_drawn(value):
+            self.note_copy(storage, into, value)
+        else:
+            self.land_number(storage, into, element)
 
     def land_number(self, storage: DestinationStorage, into: Tensor, value: Any) -> None:
         """Notes a fill of the view ``into`` with one number."""

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from rdt_bake.errors import ComputedValueError
+from rdt_bake.errors import ComputedValueError, DataDependentError
+from rdt_bake.ledger import Ledger
+from rdt_bake.origins import Computed
 
 __all__ = ["LostValueError", "LostValues"]
 
@@ -19,17 +21,42 @@ _INDEXED = frozenset({Tensor.__getitem__, Tensor.__setitem__})
 _MAKERS = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
 
 
+_SHARES = frozenset(
+    {
+        Tensor.numpy,
+        Tensor.__array__,
+        Tensor.__dlpack__,
+        Tensor.data_ptr,
+        Tensor.storage,
+        Tensor.untyped_storage,
+        Tensor.share_memory_,
+    }
+)
+_LOOKS = _SHARES | {Tensor.tolist, Tensor.__deepcopy__, Tensor.__reduce_ex__, Tensor.__repr__}
+
+
 class LostValueError(ComputedValueError):
     """Values land that come of numbers which `LostValues` would have kept."""
 
 
 class LostValues(TorchFunctionMode):
-    """While active, lists and arrays of numbers become tensors on the CPU."""
+    """While active, lists and arrays of numbers become tensors on the CPU.
+
+    It also sees who looks at the memory of a loader's own real tensors, without any operation:
+    weights that were copied into these are not there.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()
+        self._ledger = ledger
+        ledger.sees_calls = True
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in _LOOKS and isinstance(args[0], Tensor) and not args[0].is_meta:
+            self._look(func, args[0])
         if func in _INDEXED:
             index = args[1]
             kept = tuple(map(_kept, index)) if isinstance(index, tuple) else _kept(index)
@@ -40,6 +67,20 @@ class LostValues(TorchFunctionMode):
         elif func is Tensor.new_tensor and args[0].is_meta:
             return torch.tensor(args[1], dtype=kwargs.get("dtype", args[0].dtype), device="cpu")
         return func(*args, **kwargs)
+
+    def _look(self, func: Any, tensor: Tensor) -> None:
+        ledger = self._ledger
+        origin, own = ledger.origin(tensor), ledger.own_tensors.get(tensor)
+        if origin is None and own is not None and func in _SHARES:
+            own.is_shared = True
+        if type(origin) is Computed:
+            ledger.refuse(
+                DataDependentError,
+                f"{func.__name__} looks at values, and a recording has none: it runs once, before "
+                "any weight is there; use torch's operations",
+                func.__name__,
+                weight=origin.weight,
+            )
 
 
 def _kept(index: Any) -> Any:

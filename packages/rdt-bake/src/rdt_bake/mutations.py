@@ -10,6 +10,8 @@ from rdt_bake.constants import constant
 from rdt_bake.destinations import DestinationStorage
 from rdt_bake.errors import ComputedValueError, RebindError
 from rdt_bake.ledger import Ledger
+from rdt_bake.lost_values import LostValueError
+from rdt_bake.own_tensors import Own
 from rdt_bake.tensors import tensors_in
 
 __all__ = ["Mutations"]
@@ -39,6 +41,13 @@ class Mutations:
             ]
         return self._written[func]
 
+    def _writes(self, func: Any, args: _Args, kwargs: _Kwargs) -> list[Tensor]:
+        """The tensors that a call of ``func`` writes into."""
+        places = self.written(func)
+        return list(
+            tensors_in(args[at] if at < len(args) else kwargs.get(name) for at, name in places)
+        )
+
     def is_refilled(self, into: Tensor, args: _Args) -> bool:
         """Whether all of a storage now holds one number, so that it stands for that alone."""
         value = args[1] if len(args) > 1 else 0
@@ -54,23 +63,23 @@ class Mutations:
         """In-place operations: what they write into holds a computed value from now on."""
         ledger = self._ledger
         inputs = ledger.keyed(args, kwargs)
-        places = self.written(func)
-        written = list(
-            tensors_in(args[at] if at < len(args) else kwargs.get(name) for at, name in places)
-        )
+        written = self._writes(func, args, kwargs)
         if torch.Tag.inplace_view in func.tags:
             return self._move(func, args, kwargs, written)
-        if not inputs or not (
-            ledger.is_derived(inputs) or any(ledger.origin(t) is not None for t in written)
-        ):
+        tracked = [tensor for tensor, origin in inputs if not ledger.is_constant(origin)]
+        if not tracked and all(ledger.origin(t) is None for t in written):
             ledger.write_real(func, args, written)
             return func(*ledger.real(args), **ledger.real(kwargs))
+        landed: list[DestinationStorage] = []
         for tensor in written:
             origin = ledger.origin(tensor)
             if type(origin) is DestinationStorage:
                 if ledger.may_land(origin, tensor, func):
-                    origin.programmed = True
-            elif origin is not None or ledger.own_tensors.get(tensor) is not None:
+                    landed.append(origin)
+            elif origin is not None:
+                ledger.own(tensor)
+            elif (own := ledger.own_tensors.get(tensor)) is not None:
+                self._check_own(func, own)
                 ledger.own(tensor)
             else:
                 ledger.refuse(
@@ -81,16 +90,40 @@ class Mutations:
                     weight=ledger.weight_of(inputs),
                 )
         out = self._run_in_place(func, args, kwargs, written)
-        ledger.note(func, args, kwargs, written=places)
+        for storage in landed:  # only now: torch may refuse the call, and the loader go on
+            storage.programmed = True
+        ledger.note(func, args, kwargs, written=self.written(func))
         return out
+
+    def _check_own(self, func: Any, own: Own) -> None:
+        """Refuses to track a real tensor whose memory may be looked at, or written, unseen."""
+        ledger = self._ledger
+        if not ledger.sees_calls:
+            ledger.refuse(LostValueError, f"{func} writes it into a CPU tensor", func)
+        if own.is_shared:
+            ledger.refuse(
+                ComputedValueError,
+                f"{func} writes it into a tensor whose memory was given to numpy or the like; "
+                "use torch's operations alone",
+                func,
+            )
 
     def _run_in_place(self, func: Any, args: _Args, kwargs: _Kwargs, written: list[Tensor]) -> Any:
         """Lets torch check the call, without changing a real tensor."""
         ledger = self._ledger
-        if all(t.is_meta for t in tensors_in((args, kwargs))):
-            return self._calls.run(func, args, kwargs)
-        self._calls.run(func, ledger.on_meta(func, args), ledger.on_meta(func, kwargs))
         returned = len(func._schema.returns)
+        given, before = (args, kwargs), [t.shape for t in written]
+        if not all(t.is_meta for t in tensors_in(given)):
+            given = ledger.on_meta(func, args), ledger.on_meta(func, kwargs)
+        out = self._calls.run(func, *given)
+        if [t.shape for t in self._writes(func, *given)] != before:
+            ledger.refuse(
+                ComputedValueError,
+                f"{func} changes the size of the tensor that it writes into; give it one that fits",
+                func,
+            )
+        if given[0] is args:
+            return out
         return None if not returned else written[0] if returned == 1 else tuple(written)
 
     def _move(self, func: Any, args: _Args, kwargs: _Kwargs, written: list[Tensor]) -> Any:

@@ -21,6 +21,7 @@ class Own:
         dtype, shape, stride: of the tensor that was made.
         is_blank: whether it holds nothing yet.
         is_drawn: whether it holds random numbers.
+        is_shared: whether its memory was given to what is no tensor, an array of numpy say.
     """
 
     weight: str | None
@@ -29,6 +30,7 @@ class Own:
     stride: tuple[int, ...]
     is_blank: bool
     is_drawn: bool
+    is_shared: bool = False
 
 
 class OwnTensors:

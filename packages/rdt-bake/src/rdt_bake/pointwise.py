@@ -49,6 +49,8 @@ def frame(node: Node) -> View | None:
         view, indices = node.args
         if len(view.shape) != 1 or [each.shape for each in indices] != [made.shape]:
             return None
+    if node.op is _aten.cat.default and len({view.dtype for view in node.views()}) > 1:
+        return None  # a part of it would be of another dtype
     if node.op in _PARTS:
         return made
     if node.op not in _ELEMENTWISE and torch.Tag.pointwise not in node.op.tags:

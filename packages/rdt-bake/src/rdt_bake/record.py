@@ -49,8 +49,9 @@ def record(
     tensors that are no parameter, buffer or attribute of a module of the model, nor an item of
     one that is a list, tuple or dict: what a loader writes there stays. Call it on the thread that
     may use the model, with no forward in flight and no ``torch.device`` context active (that slows
-    every operation of the load); a loader must do its copies on this thread. The garbage collector
-    of the process is paused meanwhile. A loader that indexes weights by lists runs twice.
+    every operation of the load); a loader must use tensors on this thread alone. The garbage
+    collector of the process is paused meanwhile. A loader that indexes weights by lists, or copies
+    them into CPU tensors of its own, runs twice.
 
     Args:
         model: its tensors may be real or on meta.
@@ -69,9 +70,9 @@ def record(
     """
     with _collector_paused():
         try:
-            return _recorded(model, load_weights, params, exempt, nullcontext())
+            return _recorded(model, load_weights, params, exempt)
         except LostValueError:
-            return _recorded(model, load_weights, params, exempt, LostValues())
+            return _recorded(model, load_weights, params, exempt, LostValues)
 
 
 def _recorded(
@@ -79,14 +80,14 @@ def _recorded(
     load_weights: LoadWeights,
     params: Sequence[ParamMeta],
     exempt: Exempt,
-    around: AbstractContextManager[Any],
+    around: Callable[[Ledger], AbstractContextManager[Any]] = nullcontext,
 ) -> Recording:
     with MetaTwins(model) as twins:
         sources = _sources(params)
         ledger = Ledger(twins)
         for meta in params:
             ledger.add_source(meta, sources[meta.name])
-        with around:
+        with around(ledger):
             _load(load_weights, sources, ledger)
         land_rebinds(model, twins, ledger)
         cut = cut_programs(ledger.nodes, ledger.landings, ledger.sources, exempt)

@@ -26,6 +26,9 @@ def selection(
 
     Returns:
         None when it picks anything else, or when the indices are not known.
+
+    Raises:
+        IndexError: an index is out of range, which the meta device does not notice.
     """
     shape = args[0].shape
     if func is _aten.index_select.default:
@@ -40,7 +43,10 @@ def selection(
         return None
     dim %= len(shape)
     index = index.nonzero().flatten() if index.dtype == torch.bool else index.long()
-    return dim, torch.where(index < 0, index + shape[dim], index)
+    index = torch.where(index < 0, index + shape[dim], index)
+    if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < shape[dim]:
+        raise IndexError(f"index out of range: dim {dim} has {shape[dim]} indices, found {given}")
+    return dim, index
 
 
 def progressions(index: Tensor, most: int) -> list[tuple[int, int, int]] | None:

@@ -87,7 +87,9 @@ class Storages:
         """``value`` with meta tensors for real ones, but for masks, whose values make a shape."""
         if isinstance(value, Tensor):
             value = self.real(value)
-            if value.is_meta or (func in _INDEXING and value.dtype == torch.bool):
+            origin, is_mask = self.origin(value), func in _INDEXING and value.dtype == torch.bool
+            is_known = origin is None or self.is_constant(origin)
+            if value.is_meta or (is_mask and is_known):
                 return value
             meta = torch.empty(0, dtype=value.dtype, device="meta")
             return meta.set_(

@@ -10,7 +10,7 @@ from rdt_bake.constants import constant, uniform_element
 from rdt_bake.destinations import DestinationStorage
 from rdt_bake.frames import loader_line
 from rdt_bake.nodes import Node, brought, mapped, views_in
-from rdt_bake.origins import Computed, Constant, Copied, Origin, Source, View
+from rdt_bake.origins import Brought, Computed, Constant, Copied, Origin, Source, View
 from rdt_bake.storages import Storages
 from rdt_bake.tensors import first_element, geometry, has_storage, tensors_in
 from rdt_bake.twins import MetaTwins
@@ -40,7 +40,7 @@ class Trace(Storages):
             return _view(tensor, origin)
         tensor = self.real(tensor)
         key = geometry(tensor)
-        if key not in self._brought:
+        if key not in self._brought or not _still_holds(*self._brought[key]):
             self._brought[key] = tensor, brought(tensor)  # its storage stays alive, and its key
         return self._brought[key][1]
 
@@ -68,6 +68,9 @@ class Trace(Storages):
         where, weight, derived = loader_line(), self.weight_of(inputs), self.is_derived(inputs)
         tensors = list(tensors_in((args, kwargs)))
         problem = self._problem(func, [*tensors, *tensors_in(made)])
+        if torch.get_default_dtype() != torch.float32 and not kwargs.get("dtype"):
+            if _floats(made) and not _floats(tensors):
+                problem = problem or f"{func} makes the default dtype, which another load has not"
 
         def view(value: Any) -> Any:
             return self.view(value) if isinstance(value, Tensor) else value
@@ -85,6 +88,9 @@ class Trace(Storages):
             self.assign(tensor, origin)
         into = [own_args[at] if at < len(args) else own_kwargs.get(name) for at, name in written]
         writes = tuple(views_in(into))
+        for changed in (each.origin for each in writes if derived):
+            if type(changed) is Computed and not changed.derived:
+                changed.derived, changed.weight = True, weight
         self.nodes.append(
             Node(func, own_args, own_kwargs, tuple(results), writes, where, weight, problem)
         )
@@ -140,6 +146,10 @@ class Trace(Storages):
             return f"{func} draws random numbers, and another load draws others"
         if torch.Tag.inplace_view in func.tags:
             return f"{func} changes the size of a tensor"
+        nesting = torch.autocast_increment_nesting() - 1  # whether it is on cannot be asked here
+        torch.autocast_decrement_nesting()
+        if nesting:
+            return f"{func} runs under autocast, which casts on some devices only; cast explicitly"
         if func.namespace != "aten":
             return f"{func} is none of torch's own operations, and a consumer may not have it"
         for tensor in tensors:
@@ -150,6 +160,20 @@ class Trace(Storages):
             if tensor.is_conj() or tensor.is_neg():
                 return f"{func} takes or makes a tensor with a conjugate or negative bit"
         return None
+
+
+def _floats(values: Sequence[Any]) -> bool:
+    """Whether a tensor among these is of a floating or complex dtype."""
+    return any(t.is_floating_point() or t.is_complex() for t in tensors_in(values))
+
+
+def _still_holds(tensor: Tensor, view: View) -> bool:
+    """Whether the values are those noted; writes through an array of numpy go by unseen."""
+    values = view.origin.values if isinstance(view.origin, Brought) else None
+    if values is None:
+        return True
+    now = tensor.detach().cpu().contiguous()
+    return torch.equal(now.reshape(-1).view(torch.uint8), values.reshape(-1).view(torch.uint8))
 
 
 def _view(tensor: Tensor, origin: Origin) -> View:
