@@ -68,7 +68,8 @@ class Models:
     """Makes models of one configuration; each is a new one.
 
     Memory that nothing has written reads as NaN, or as the largest integer: a region that only one
-    of two models has written shows as a difference.
+    of two models has written shows as a difference. What a model draws at random itself is equal in
+    all of them, so that a parameter that no checkpoint brings is not taken for a wrong one.
     """
 
     def __init__(self, vllm_config: VllmConfig) -> None:
@@ -81,13 +82,13 @@ class Models:
         compilation.static_forward_context.clear()
         compilation.static_all_moe_layers.clear()
         make: Any = initialize_model
-        with self.context(), torch.device("cpu"):
+        with self.context(), _drawing_alike(), torch.device("cpu"):
             return make(vllm_config=self.vllm_config).eval()
 
     def loaded(self, weights: Weights) -> nn.Module:
         """A model that has loaded ``weights`` with its own loaders, as vLLM does it."""
         model: Any = self.build()
-        with self.context(), set_current_vllm_config(self.vllm_config):
+        with self.context(), _drawing_alike(), set_current_vllm_config(self.vllm_config):
             model.load_weights((name, tensor.clone()) for name, tensor in weights.items())
         return model
 
@@ -107,3 +108,11 @@ class Models:
                 yield
         finally:
             torch.use_deterministic_algorithms(before)
+
+
+@contextmanager
+def _drawing_alike() -> Generator[None]:
+    """torch's random numbers start anew, and go on afterwards as if nothing had been."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
