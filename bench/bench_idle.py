@@ -91,6 +91,7 @@ def main(
         "bench": "idle",
         "idle_cores_attached": round(cores[True], 5),
         "idle_cores_unattached": round(cores[False], 5),
+        "idle_ratio": round(cores[True] / cores[False], 3),
         "tokens_per_cpu_second_ratio": round(tokens[True] / tokens[False], 3),
     }
     print(json.dumps(line))
