@@ -89,9 +89,7 @@ class _Worker:
             self._client,
             plan=self._plan,
             num_workers=NUM_WORKERS,
-            on_chunk=lambda chunk, packed: self._scatterer.put(
-                lambda: self._scatter(chunk, packed)
-            ),
+            on_chunk=self._land,
         )
         undo.callback(self._consumer.close)
         self._consumer.attach(SECONDS)
