@@ -122,9 +122,9 @@ def plan_for(worker: int, manifest: Manifest) -> SyncPlan:
 #
 # A machine takes an event (a method call) and answers with actions, in the order to perform them.
 # Here all is done at once; in the product a copy's event comes when its stream says it is complete.
-def ring(num_slots: int, slot_bytes: int) -> list[Tensor]:
-    """Allocated, and registered with the network, once: nothing grows afterwards."""
-    return [torch.zeros(slot_bytes, dtype=torch.uint8) for _ in range(num_slots)]
+def ring(num_slots: int, slot_bytes: int) -> dict[int | None, Tensor]:
+    """Allocated, and registered with the network, once. Direct chunks, not used here, need none."""
+    return {slot: torch.zeros(slot_bytes, dtype=torch.uint8) for slot in range(num_slots)}
 
 
 class Producer:

@@ -65,7 +65,7 @@ def test_chunks_hold_every_copy_once_and_respect_the_cap(data, max_chunk_bytes: 
     assume(copies)
     stream = by_slice(copies)
     chunks = chunked(stream, max_chunk_bytes)
-    for slices, copies_of, layout in chunks:
+    for slices, copies_of, layout, _ in chunks:
         assert layout == pack_layout(slices)
         assert len(copies_of) == len(slices)
         assert 0 < layout.num_bytes

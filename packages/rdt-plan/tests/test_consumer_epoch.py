@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -238,3 +239,51 @@ def test_a_chunk_that_landed_before_its_turn_does_not_hold_an_abort_up() -> None
     assert epoch.read_done(0) == [Quiesced("enough")]
     with pytest.raises(ProtocolError):
         epoch.scatter_enqueued(1)
+
+
+def direct_epoch(owners: Sequence[int], direct: set[int], num_slots: int = 1) -> ConsumerEpoch:
+    epoch = ConsumerEpoch(read_chunks(owners, num_slots, direct), num_slots)
+    epoch.begin()
+    return epoch
+
+
+def test_a_direct_chunk_waits_for_its_ready_alone_and_ends_with_its_read() -> None:
+    epoch = direct_epoch([0, 0, 1, 1], direct={1, 3})
+    assert epoch.ready(1, 1) == [PostRead(3)]  # others before it are awaited
+    assert epoch.ready(0, 0) == [PostRead(0)]  # and take the only slot
+    assert epoch.ready(1, 0) == []
+    assert epoch.ready(0, 1) == [PostRead(1)]
+    assert epoch.read_done(3) == []
+    assert epoch.ready(1, 1) == []  # a repeat
+    assert install(epoch, 0) == [PostRead(2)]
+    assert install(epoch, 2) == []
+    assert epoch.waiting_for().endswith("producer 0: READ not completed")
+    assert epoch.read_done(1) == [Finished()]
+
+
+def test_a_direct_chunk_is_waited_for_by_name() -> None:
+    epoch = direct_epoch([0, 1], direct={1})
+    epoch.ready(0, 0)
+    assert epoch.waiting_for() == (
+        "chunk 1 (seq 0, l.1.a and 1 more) of producer 1: READY not received"
+    )
+
+
+def test_an_abort_waits_for_direct_reads_and_counts_none() -> None:
+    epoch = direct_epoch([0, 1], direct={0, 1})
+    epoch.ready(0, 0)
+    epoch.ready(1, 0)
+    assert epoch.abort("enough") == []
+    assert epoch.read_done(1) == []
+    assert epoch.read_done(0) == [Quiesced("enough")]
+
+
+@pytest.mark.parametrize("slot", ["receive_slot", "serve_slot"])
+def test_a_chunk_is_direct_at_both_ends_or_at_none(slot: str) -> None:
+    [chunk] = read_chunks([0], 1, {0})
+    if slot == "receive_slot":
+        chunk = replace(chunk, receive_slot=0)
+    else:
+        chunk = replace(chunk, serve=replace(chunk.serve, serve_slot=0, offsets=(0, 16, 32)))
+    with pytest.raises(PlanError, match="chunk 0: expected two slots or none"):
+        ConsumerEpoch([chunk], 1)

@@ -15,12 +15,21 @@ Move = Callable[[ConsumerEpoch], list[ConsumerAction]]
 
 
 class ConsumerMachine(RuleBasedStateMachine):
-    """One epoch. A chunk goes from each list to the next: ``reading`` .. ``installed``."""
+    """One epoch. A chunk goes from each list to the next: ``reading`` .. ``installed``.
 
-    @initialize(owners=st.lists(st.integers(0, 2), max_size=7), num_slots=st.integers(1, 3))
-    def begin(self, owners: list[int], num_slots: int) -> None:
+    A direct one goes from ``reading`` to ``installed``.
+    """
+
+    @initialize(
+        owners=st.lists(st.integers(0, 2), max_size=7),
+        num_slots=st.integers(1, 3),
+        direct=st.sets(st.integers(0, 6)),
+    )
+    def begin(self, owners: list[int], num_slots: int, direct: set[int]) -> None:
         self.num_slots = num_slots
         self.owners = owners
+        self.direct = direct & set(range(len(owners)))
+        self.slotted = [index for index in range(len(owners)) if index not in direct]
         self.seqs = [owners[:index].count(owner) for index, owner in enumerate(owners)]
         self.announced: set[int] = set()
         self.reading: list[int] = []
@@ -28,11 +37,11 @@ class ConsumerMachine(RuleBasedStateMachine):
         self.handed_out: list[int] = []
         self.scattering: list[int] = []
         self.installed: set[int] = set()
-        self.num_posted = 0
+        self.posted: set[int] = set()
         self.num_handed_out = 0
         self.aborted = False
         self.end: Finished | Quiesced | None = None
-        self.epoch = ConsumerEpoch(read_chunks(owners, num_slots), num_slots)
+        self.epoch = ConsumerEpoch(read_chunks(owners, num_slots, direct), num_slots)
         self.perform(self.epoch.begin())
 
     # ---- events --------------------------------------------------------------------------------
@@ -43,11 +52,10 @@ class ConsumerMachine(RuleBasedStateMachine):
 
     def may_be_announced(self, index: int) -> bool:
         """By a producer that waits for the DONE of the chunk before it in the serve slot."""
-        before = self.seqs[index] - self.num_slots
-        return before < 0 or any(
-            self.owners[other] == self.owners[index] and self.seqs[other] == before
-            for other in range(self.num_posted)
-        )
+        if index in self.direct:
+            return True
+        before = [i for i in self.slotted if i < index and self.owners[i] == self.owners[index]]
+        return len(before) < self.num_slots or before[-self.num_slots] in self.posted
 
     @precondition(lambda self: self.owners)
     @rule(data=st.data())
@@ -76,7 +84,7 @@ class ConsumerMachine(RuleBasedStateMachine):
             self.aborted = True
             self.perform(self.epoch.read_failed(index, "injected"))
         else:
-            self.landed.add(index)
+            (self.installed if index in self.direct else self.landed).add(index)
             self.perform(self.epoch.read_done(index))
 
     @precondition(lambda self: self.handed_out)
@@ -131,22 +139,31 @@ class ConsumerMachine(RuleBasedStateMachine):
     def in_flight(self) -> list[int]:
         return [*self.reading, *self.handed_out, *self.scattering]
 
-    def may_post(self) -> bool:
-        """Reads go in plan order, into a slot whose last chunk is installed."""
-        index = self.num_posted
-        before = index - self.num_slots
-        return index in self.announced and (before < 0 or before in self.installed)
+    def next_to_post(self) -> int | None:
+        """Of those that take a slot: reads go in plan order, and find the last one installed."""
+        at = sum(index in self.posted for index in self.slotted)
+        if at == len(self.slotted) or self.slotted[at] not in self.announced:
+            return None
+        before = at - self.num_slots
+        is_free = before < 0 or self.slotted[before] in self.installed
+        return self.slotted[at] if is_free else None
+
+    def to_hand_out(self) -> int | None:
+        return (
+            self.slotted[self.num_handed_out] if self.num_handed_out < len(self.slotted) else None
+        )
 
     def perform(self, actions: Sequence[ConsumerAction]) -> None:
         for action in actions:
             assert self.end is None, f"{action} after the end"
             match action:
                 case PostRead(index):
-                    assert self.is_running and index == self.num_posted and self.may_post()
-                    self.num_posted += 1
+                    assert self.is_running and index in self.announced - self.posted
+                    assert index in self.direct or index == self.next_to_post()
+                    self.posted.add(index)
                     self.reading.append(index)
                 case Scatter(index):
-                    assert self.is_running and index == self.num_handed_out
+                    assert self.is_running and index == self.to_hand_out()
                     self.landed.remove(index)
                     self.num_handed_out += 1
                     self.handed_out.append(index)
@@ -161,8 +178,9 @@ class ConsumerMachine(RuleBasedStateMachine):
             return
         if self.is_running:
             assert self.epoch.state is EpochState.RUNNING
-            assert not self.may_post()
-            assert self.num_handed_out not in self.landed
+            assert self.next_to_post() is None
+            assert self.announced & self.direct <= self.posted
+            assert self.to_hand_out() not in self.landed
             assert len(self.installed) < len(self.owners)
             assert self.epoch.waiting_for() != "nothing"
         elif self.end is None:
@@ -182,10 +200,12 @@ class ConsumerMachine(RuleBasedStateMachine):
                 self.scattering.append(index := self.handed_out.pop())
                 self.perform(self.epoch.scatter_enqueued(index))
             elif self.reading:
-                self.landed.add(index := self.reading.pop())
+                index = self.reading.pop()
+                (self.installed if index in self.direct else self.landed).add(index)
                 self.perform(self.epoch.read_done(index))
             else:
-                self.announced.add(index := self.num_posted)
+                index = min(set(range(len(self.owners))) - self.announced)
+                self.announced.add(index)
                 self.perform(self.epoch.ready(self.owners[index], self.seqs[index]))
         self.nothing_that_may_happen_is_left_undone()
 

@@ -1,5 +1,6 @@
 """Every state of a chunk at its consumer with every event: as the table says, or refused."""
 
+from collections.abc import Collection
 from itertools import product
 
 import pytest
@@ -15,8 +16,8 @@ from rdt_plan.transitions import (
 )
 
 
-def epoch_of(owners: list[int], num_slots: int) -> ConsumerEpoch:
-    epoch = ConsumerEpoch(read_chunks(owners, num_slots), num_slots)
+def epoch_of(owners: list[int], num_slots: int, direct: Collection[int] = ()) -> ConsumerEpoch:
+    epoch = ConsumerEpoch(read_chunks(owners, num_slots, direct), num_slots)
     epoch.begin()
     return epoch
 
@@ -33,8 +34,14 @@ PATHS = {
         ChunkEvent.SCATTER_COMPLETED,
     ],
 }
-OURS = (ChunkEvent.READY, ChunkEvent.POSTED, ChunkEvent.HANDED_OUT)
+DIRECT_PATHS = {
+    ChunkState.AWAITED: [],
+    ChunkState.READING: [ChunkEvent.READY],
+    ChunkState.INSTALLED: [ChunkEvent.READY, ChunkEvent.READ_DONE],
+}
+OURS = (ChunkEvent.READY, ChunkEvent.POSTED, ChunkEvent.HANDED_OUT, ChunkEvent.DIRECT_READ_DONE)
 DRIVER_EVENTS = [event for event in ChunkEvent if event not in OURS]
+DIRECT = {ChunkEvent.READ_DONE: ChunkEvent.DIRECT_READ_DONE}  # what an event is to a direct chunk
 
 
 def fire(epoch: ConsumerEpoch, event: ChunkEvent, index: int) -> list[ConsumerAction]:
@@ -64,15 +71,35 @@ def test_every_move_follows_the_table_or_is_refused(
     state: ChunkState, event: ChunkEvent, aborting: bool
 ) -> None:
     """Chunk 0 is the one tried; chunk 1 is in flight, so that an abort does not end at once."""
-    epoch = epoch_of([0, 1, 2], num_slots=3)
-    for step in PATHS[state]:
+    try_move(epoch_of([0, 1, 2], num_slots=3), PATHS[state], state, event, event, aborting)
+
+
+@pytest.mark.parametrize(
+    ("state", "event", "aborting"), list(product(DIRECT_PATHS, DRIVER_EVENTS, (False, True)))
+)
+def test_every_move_of_a_direct_chunk_follows_the_table_or_is_refused(
+    state: ChunkState, event: ChunkEvent, aborting: bool
+) -> None:
+    epoch = epoch_of([0, 1, 2], num_slots=3, direct={0})
+    try_move(epoch, DIRECT_PATHS[state], state, event, DIRECT.get(event, event), aborting)
+
+
+def try_move(
+    epoch: ConsumerEpoch,
+    path: list[ChunkEvent],
+    state: ChunkState,
+    event: ChunkEvent,
+    meaning: ChunkEvent,
+    aborting: bool,
+) -> None:
+    for step in path:
         fire(epoch, step, 0)
     epoch.ready(1, 0)
     if aborting:
         epoch.abort("enough")
     before = snapshot(epoch)
     table = ABORTING_TRANSITIONS if aborting else CHUNK_TRANSITIONS
-    if (state, event) in table:
+    if (state, meaning) in table:
         fire(epoch, event, 0)
         assert snapshot(epoch) != before
     else:

@@ -34,8 +34,8 @@ def test_explains_every_chunk_and_the_totals() -> None:
         "group 1 (scheduled 1):",
         "  chunk 2: owner 1 seq 0, serve slot 0 -> receive slot 0, 6 B, 1 slice, 1 placement, "
         "l.1.w; completes (root)",
-        "total: pulls 7.8 KiB (7.8 KiB of slices), lands 7.8 KiB in 3 modules, 1 fill, "
-        "1 module without chunks",
+        "total: pulls 7.8 KiB (7.8 KiB of slices; 0 B direct, 7.8 KiB staged), lands 7.8 KiB "
+        "in 3 modules, 1 fill, 1 module without chunks",
     ]
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rdt_plan import (
     ALIGNMENT,
+    Chunk,
     ConsumerId,
     Fill,
     Manifest,
@@ -50,7 +51,7 @@ def blank(drawn) -> dict[tuple[str, str], bytearray]:
     return tensors
 
 
-@given(plans())
+@given(plans(direct=True))
 def test_following_the_plan_writes_what_the_loaders_write(case) -> None:
     manifest, drawn, _, plan = case
     sources = sources_of(manifest)
@@ -64,6 +65,13 @@ def test_following_the_plan_writes_what_the_loaders_write(case) -> None:
     for chunk in plan.chunks:
         params = [manifest.param(slice_.name) for slice_ in chunk.serve.slices]
         held = {p.name: piece_bytes(p, chunk.owner, sources[p.name]) for p in params}
+        if chunk.is_direct:
+            for slice_, p in zip(chunk.serve.slices, chunk.placements, strict=True):
+                item = item_bytes(p.dtype)
+                at, start = p.offset * item, slice_.offset * item
+                data = held[slice_.name][start : start + slice_.num_bytes]
+                found[p.module, p.param][at : at + slice_.num_bytes] = data
+            continue
         packed = serve_chunk(chunk.serve, held)
         offsets = dict(zip(chunk.serve.slices, chunk.serve.offsets, strict=True))
         for p in chunk.placements:
@@ -72,7 +80,7 @@ def test_following_the_plan_writes_what_the_loaders_write(case) -> None:
     assert found == expected
 
 
-@given(plans())
+@given(plans(direct=True))
 def test_every_written_element_is_written_once(case) -> None:
     _, drawn, _, plan = case
     landed: dict[tuple[str, str], int] = defaultdict(int)
@@ -87,7 +95,7 @@ def test_every_written_element_is_written_once(case) -> None:
     assert plan.fills == tuple(w for w in drawn if isinstance(w, Fill))
 
 
-@given(plans())
+@given(plans(direct=True))
 def test_numbers_follow_the_rules(case) -> None:
     manifest, _, num_workers, plan = case
     ownership = Ownership.of(manifest)
@@ -97,16 +105,26 @@ def test_numbers_follow_the_rules(case) -> None:
     order = [(position[c.serve.group], c.owner, c.serve.seq) for c in plan.chunks]
     assert order == sorted(order)
     seqs: dict[int, int] = defaultdict(int)
+    slotted: list[Chunk] = []
     for index, chunk in enumerate(plan.chunks):
         assert chunk.index == index
-        assert chunk.receive_slot == index % plan.num_slots
         assert chunk.serve.seq == seqs[chunk.owner]
-        assert chunk.serve.serve_slot == chunk.serve.seq % plan.num_slots
         seqs[chunk.owner] += 1
-        layout = pack_layout(chunk.serve.slices)
-        assert (chunk.serve.offsets, chunk.serve.num_bytes) == (layout.offsets, layout.num_bytes)
-        assert 0 < layout.num_bytes <= plan.receive_slot_bytes
-        assert layout.num_bytes <= plan.max_chunk_bytes or len(chunk.serve.slices) == 1
+        if chunk.is_direct:
+            assert (chunk.serve.serve_slot, chunk.serve.offsets) == (None, ())
+            assert chunk.serve.num_bytes == sum(s.num_bytes for s in chunk.serve.slices) > 0
+            at = (chunk.owner, chunk.serve.group)
+            assert at not in [(each.owner, each.serve.group) for each in slotted]
+        else:
+            assert chunk.receive_slot == len(slotted) % plan.num_slots
+            num_before = sum(each.owner == chunk.owner for each in slotted)
+            assert chunk.serve.serve_slot == num_before % plan.num_slots
+            slotted.append(chunk)
+            layout = pack_layout(chunk.serve.slices)
+            packed = (chunk.serve.offsets, chunk.serve.num_bytes)
+            assert packed == (layout.offsets, layout.num_bytes)
+            assert 0 < layout.num_bytes <= plan.receive_slot_bytes
+            assert layout.num_bytes <= plan.max_chunk_bytes or len(chunk.serve.slices) == 1
         for slice_ in chunk.serve.slices:
             assert manifest.group_of(slice_.name) == chunk.serve.group
             meta = manifest.param(slice_.name)
@@ -122,7 +140,7 @@ def test_numbers_follow_the_rules(case) -> None:
         assert {p.slice for p in chunk.placements} == set(chunk.serve.slices)
 
 
-@given(plans())
+@given(plans(direct=True))
 def test_every_module_is_materialised_first_and_completed_last(case) -> None:
     _, drawn, _, plan = case
     state: dict[str, str] = {}
@@ -140,7 +158,7 @@ def test_every_module_is_materialised_first_and_completed_last(case) -> None:
     assert len(set(plan.modules)) == len(plan.modules)
 
 
-@given(plans())
+@given(plans(direct=True))
 def test_tables_are_the_plan_by_owner_and_pass_the_producers_check(case) -> None:
     manifest, _, _, plan = case
     assert plan.owners == tuple(sorted({chunk.owner for chunk in plan.chunks}))
@@ -150,12 +168,16 @@ def test_tables_are_the_plan_by_owner_and_pass_the_producers_check(case) -> None
         assert list(table.chunks) == rows
         assert (table.consumer, table.owner) == (plan.consumer, owner)
         assert (table.plan_digest, table.num_slots) == (plan.digest, plan.num_slots)
-        largest = max(row.num_bytes for row in rows)
+        largest = max((row.num_bytes for row in rows if not row.is_direct), default=0)
         assert largest <= table.slot_bytes < largest + ALIGNMENT
-        check_table(table, manifest, owner)
+        read = {s.name for row in rows if row.is_direct for s in row.slices}
+        check_table(table, manifest, owner, read)
+        if read:
+            with pytest.raises(PlanError, match="expected a direct chunk of declared sources only"):
+                check_table(table, manifest, owner, read - {min(read)})
 
 
-@given(plans())
+@given(plans(direct=True))
 def test_sizes_add_up(case) -> None:
     _, drawn, _, plan = case
     copies = [w for w in drawn if isinstance(w, Placement) and 0 not in w.shape]
@@ -166,6 +188,10 @@ def test_sizes_add_up(case) -> None:
     num_slices = sum(len(chunk.serve.slices) for chunk in plan.chunks)
     assert 0 <= padding <= ALIGNMENT * num_slices
     assert plan.receive_slot_bytes % ALIGNMENT == 0
+    direct = [chunk for chunk in plan.chunks if chunk.is_direct]
+    assert plan.direct_bytes == sum(s.num_bytes for chunk in direct for s in chunk.serve.slices)
+    assert plan.direct_bytes + plan.staged_bytes == plan.bytes_pulled
+    assert plan.max_unread == plan.num_slots + len(direct)
 
 
 @given(plans())
@@ -298,6 +324,7 @@ def test_a_plan_of_fills_only_reads_nothing() -> None:
         ([], {"worker": 2}, RoutingError, "found worker 2"),
         ([copy(NORM)], {"num_slots": 0}, PlanError, "num_slots=0"),
         ([copy(NORM)], {"max_chunk_bytes": 0}, PlanError, "max_chunk_bytes=0"),
+        ([copy(NORM)], {"max_direct_bytes": 0}, PlanError, "max_direct_bytes=0"),
     ],
 )
 def test_bad_input_is_refused(drawn, settings, error, message) -> None:

@@ -11,7 +11,7 @@ PROGRAM = Program("m", (Target("w"),), (Statement("aten.zero_.default", (), (), 
 
 
 @settings(max_examples=50)
-@given(plans(), st.data())
+@given(plans(direct=True), st.data())
 def test_the_digest_changes_with_every_field(case, data: st.DataObject) -> None:
     plan = case[-1]
     changes = [
@@ -37,12 +37,15 @@ def changed_chunks(chunk):
     serve, placement = chunk.serve, chunk.placements[0]
     yield replace(chunk, index=chunk.index + 1)
     yield replace(chunk, owner=chunk.owner + 1)
-    yield replace(chunk, receive_slot=chunk.receive_slot + 1)
+    yield replace(chunk, receive_slot=9 if chunk.is_direct else None)
+    yield replace(chunk, receive_slot=10 if chunk.is_direct else chunk.receive_slot + 1)
     yield replace(chunk, materialize=(*chunk.materialize, "x"))
     yield replace(chunk, complete=(*chunk.complete, "x"))
     yield replace(chunk, serve=replace(serve, seq=serve.seq + 1))
     yield replace(chunk, serve=replace(serve, group=serve.group + 1))
-    yield replace(chunk, serve=replace(serve, serve_slot=serve.serve_slot + 1))
+    yield replace(chunk, serve=replace(serve, serve_slot=9 if serve.is_direct else None))
+    slot = 10 if serve.is_direct else serve.serve_slot + 1
+    yield replace(chunk, serve=replace(serve, serve_slot=slot))
     yield replace(chunk, serve=replace(serve, num_bytes=serve.num_bytes + 1))
     yield replace(chunk, serve=replace(serve, offsets=(*serve.offsets, 0)))
     yield replace(chunk, serve=replace(serve, slices=(*serve.slices, serve.slices[0])))

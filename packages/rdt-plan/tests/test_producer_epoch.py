@@ -261,3 +261,39 @@ def test_a_table_that_is_not_numbered_by_seq_is_refused() -> None:
 def test_a_negative_lookahead_is_refused() -> None:
     with pytest.raises(ProtocolError, match="lookahead"):
         ProducerEpoch({}, [0], -1)
+
+
+def test_a_direct_chunk_starts_with_its_group_and_its_tensors_stay_until_done() -> None:
+    table = serve_table(A, [0, 0, 1, 1], num_slots=1, direct={1, 2, 3})
+    epoch = ProducerEpoch({A: table}, [0, 1], lookahead=1)
+    assert epoch.publish(0) == [Pack(ring(A), 1), Pack(ring(A), 0)]  # one needs no slot
+    assert epoch.publish(1) == [Pack(ring(A), 2), Pack(ring(A), 3)]  # whoever has the slot
+    for seq in (2, 1, 0, 3):
+        pack(epoch, A, seq)
+    assert epoch.done(A, 3) == []
+    assert epoch.done(A, 0) == []
+    assert epoch.waiting_for() == "consumer r0w0: DONE of seq 1 (group 0, l.0.w)"
+    assert epoch.done(A, 2) == [Release(1)]
+    assert epoch.done(A, 1) == [Release(0), Finished()]
+
+
+def test_a_dropped_reader_of_a_source_holds_it_no_longer() -> None:
+    tables = {each: serve_table(each, [0], 1, "one plan", direct={0}) for each in (A, B)}
+    epoch = ProducerEpoch(tables, [0], lookahead=0)
+    assert epoch.publish(0) == [Pack("one plan", 0)]
+    epoch.pack_enqueued("one plan", 0)
+    assert epoch.packed("one plan", 0) == [Ready(A, 0), Ready(B, 0)]
+    assert epoch.done(A, 0) == []
+    assert epoch.drop(B, "gone") == [Release(0), Finished()]
+
+
+def test_standing_groups_neither_take_nor_need_the_lookahead() -> None:
+    table = serve_table(A, [0, 1, 2, 3], num_slots=4)
+    epoch = ProducerEpoch({A: table}, [0, 1, 2, 3], lookahead=0, standing={0, 2})
+    assert epoch.publish(0) == [Pack(ring(A), 0)]
+    assert epoch.publish(1) == [Pack(ring(A), 1)]  # group 0 is not counted
+    assert epoch.publish(2) == [Pack(ring(A), 2)]  # and group 2 does not wait for group 1
+    assert not epoch.may_publish()
+    pack(epoch, A, 1)
+    assert epoch.done(A, 1) == [Release(1)]
+    assert epoch.may_publish()

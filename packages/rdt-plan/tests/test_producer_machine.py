@@ -1,6 +1,5 @@
 """Every order of events at one producer, against a model that keeps books of its own."""
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from hypothesis import Phase, settings
@@ -32,9 +31,19 @@ class ProducerMachine(RuleBasedStateMachine):
         ),
         num_slots=st.integers(1, 3),
         lookahead=st.integers(0, 2),
+        direct=st.sets(st.integers(0, 4)),
+        standing=st.sets(st.sampled_from(GROUPS)),
     )
-    def begin(self, rings: list[tuple[list[int], int]], num_slots: int, lookahead: int) -> None:
+    def begin(
+        self,
+        rings: list[tuple[list[int], int]],
+        num_slots: int,
+        lookahead: int,
+        direct: set[int],
+        standing: set[int],
+    ) -> None:
         self.num_slots, self.lookahead = num_slots, lookahead
+        self.direct, self.standing = direct, standing  # seqs, of every ring; groups
         self.groups_of = {f"plan {i}": sorted(groups) for i, (groups, _) in enumerate(rings)}
         self.readers: dict[str, set[ConsumerId]] = {
             f"plan {i}": {ConsumerId(replica, i) for replica in range(num_readers)}
@@ -43,15 +52,16 @@ class ProducerMachine(RuleBasedStateMachine):
         self.ring_of = {c: ring for ring, each in self.readers.items() for c in each}
         self.epoch = ProducerEpoch(
             {
-                consumer: serve_table(consumer, self.groups_of[ring], num_slots, ring)
+                consumer: serve_table(consumer, self.groups_of[ring], num_slots, ring, direct)
                 for consumer, ring in self.ring_of.items()
             },
             GROUPS,
             lookahead,
+            standing,
         )
         self.published: list[int] = []
         self.released: list[int] = []
-        self.started: dict[str, int] = defaultdict(int)  # packs, by ring
+        self.started: set[Key] = set()
         self.to_enqueue: list[Key] = []
         self.enqueued: list[Key] = []
         self.waits: dict[Key, set[ConsumerId]] = {}
@@ -163,16 +173,18 @@ class ProducerMachine(RuleBasedStateMachine):
     # ---- what the epoch may and must do ----------------------------------------------------------
 
     def may_publish(self) -> bool:
-        unreleased = len(self.published) - len(self.released)
-        return len(self.published) < len(GROUPS) and unreleased <= self.lookahead
+        if len(self.published) == len(GROUPS):
+            return False
+        unreleased = set(self.published) - set(self.released) - self.standing
+        return GROUPS[len(self.published)] in self.standing or len(unreleased) <= self.lookahead
 
     def perform(self, actions: Sequence[ProducerAction]) -> None:
         for action in actions:
             assert not self.ends, f"{action} after the end"
             match action:
                 case Pack(ring, seq):
-                    assert self.is_running() and self.startable(ring) == seq
-                    self.started[ring] += 1
+                    assert self.is_running() and seq in self.startable(ring)
+                    self.started.add((ring, seq))
                     self.to_enqueue.append((ring, seq))
                 case Release(group):
                     assert group in self.published and not self.is_held(group)
@@ -184,13 +196,26 @@ class ProducerMachine(RuleBasedStateMachine):
                 case Ready():
                     raise AssertionError(f"{action} of a chunk whose pack did not just end")
 
-    def startable(self, ring: str) -> int | None:
-        """The seq whose pack may start now: its group is published, its slot read by all."""
-        seq, groups = self.started[ring], self.groups_of[ring]
-        if not self.readers[ring] or seq == len(groups) or groups[seq] not in self.published:
-            return None
-        before = seq - self.num_slots
-        return seq if before < 0 or self.is_read((ring, before)) else None
+    def startable(self, ring: str) -> set[int]:
+        """The seqs whose packs may start now: of published groups, and direct or next in turn.
+
+        The slot of the next in turn has been read by all.
+        """
+        groups = self.groups_of[ring]
+        if not self.readers[ring]:
+            return set()
+        slotted = [seq for seq in range(len(groups)) if seq not in self.direct]
+        at = sum((ring, seq) in self.started for seq in slotted)
+        before = at - self.num_slots
+        is_free = before < 0 or self.is_read((ring, slotted[before]))
+        seqs = set(slotted[at : at + 1] if is_free else ()) | self.direct
+        return {
+            seq
+            for seq in seqs
+            if seq < len(groups)
+            and groups[seq] in self.published
+            and (ring, seq) not in self.started
+        }
 
     def is_read(self, key: Key) -> bool:
         return key in self.waits and not self.waits[key]
@@ -213,7 +238,7 @@ class ProducerMachine(RuleBasedStateMachine):
         if self.is_running():
             assert self.epoch.state is EpochState.RUNNING
             assert self.epoch.may_publish() is self.may_publish()
-            assert all(self.startable(ring) is None for ring in self.groups_of)
+            assert not any(map(self.startable, self.groups_of))
             held = [group for group in self.published if self.is_held(group)]
             assert sorted(self.released) == [g for g in self.published if g not in held]
             assert held or len(self.released) < len(GROUPS)

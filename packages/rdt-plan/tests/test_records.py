@@ -15,6 +15,7 @@ from rdt_plan.records import (
     Offer,
     ProducerRecord,
     SlotRegion,
+    SourceRegion,
     Subscription,
 )
 from rdt_plan.table import ChunkTable
@@ -30,8 +31,14 @@ BLOBS = st.binary(max_size=40)
 CONSUMERS = st.builds(ConsumerId, st.integers(0, 9), st.integers(0, 9))
 
 
+PLACES = st.tuples(st.integers(0, 2**48), st.integers(0, 7))
+SOURCES = st.dictionaries(st.integers(0, 99), PLACES, max_size=3).map(
+    lambda found: tuple(SourceRegion(param, *found[param]) for param in sorted(found))
+)
+
+
 def producers(rank: int) -> st.SearchStrategy[ProducerRecord]:
-    return st.builds(ProducerRecord, st.just(rank), IDS, NAMES, BLOBS, DIGESTS)
+    return st.builds(ProducerRecord, st.just(rank), IDS, NAMES, BLOBS, DIGESTS, SOURCES)
 
 
 @st.composite
@@ -128,7 +135,7 @@ def test_every_key_is_needed_and_no_other(data: st.DataObject, record: Record) -
 
 ID, DIGEST = "0f" * 16, "0f" * 32
 WHO = ConsumerId(0, 1)
-PRODUCER = ProducerRecord(0, ID, "rdt-0", b"\x00\xff", DIGEST)
+PRODUCER = ProducerRecord(0, ID, "rdt-0", b"\x00\xff", DIGEST, (SourceRegion(7, 4096, 1),))
 JOB = JobRecord("job", ID, 1, 1, 2, 64, 0, 1, (PRODUCER,), b"{}")
 TABLE = ChunkTable(WHO, 0, DIGEST, 2, 16, ())
 SUBSCRIPTION = Subscription(WHO, 2, ID, "rdt-1", b"", 1, DIGEST, ())
@@ -143,6 +150,7 @@ def test_the_form_is_plain() -> None:
         "wire_name": "rdt-0",
         "metadata": "AP8=",
         "manifest_digest": DIGEST,
+        "sources": [[7, 4096, 1]],
     }
     assert through_json(EPOCH) == {"session": ID, "epoch": 1, "live": [[[0, 1], ID]]}
     assert through_json(OFFER)["slots"] == [[4096, 16, 0]]
@@ -161,6 +169,10 @@ def test_the_form_is_plain() -> None:
         (PRODUCER, "metadata", "AP9=", "metadata: expected canonical base64"),
         (PRODUCER, "metadata", "A" * (24 << 20), "metadata: expected at most 16777216 bytes"),
         (PRODUCER, "manifest_digest", ID, "manifest_digest: expected 64"),
+        (PRODUCER, "sources", [[7, 1]], r"sources\[0\].source: expected an array of 3"),
+        (PRODUCER, "sources", [[7, -1, 0]], r"sources\[0\].address: expected an integer"),
+        (PRODUCER, "sources", [[2, 1, 0], [1, 9, 0]], "sources: expected each parameter once, in"),
+        (PRODUCER, "sources", [[2, 1, 0], [2, 9, 0]], "sources: expected each parameter once, in"),
         (JOB, "wire_version", 0, "wire_version: expected at least 1"),
         (JOB, "num_producers", 2, r"producers: expected each rank below 2 once, found \[0\]"),
         (JOB, "num_producers", 2**62, r"producers: expected each rank below 4611\d+ once"),

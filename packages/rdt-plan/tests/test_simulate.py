@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rdt_plan import (
     ConsumerId,
+    DirectRule,
     Manifest,
     Placement,
     SyncPlan,
@@ -29,6 +30,7 @@ class Fleet:
     plans: tuple[SyncPlan, ...]
     groups: Mapping[int, Sequence[int]]
     lookahead: int
+    standing: Mapping[int, Sequence[int]]
 
     @property
     def replicas(self) -> list[int]:
@@ -43,6 +45,7 @@ class Fleet:
             seed=seed,
             num_epochs=num_epochs,
             faults=faults,
+            standing=self.standing,
         )
         assert report.violations == ()
         assert {*report.consumers.values(), *report.producers.values()} <= OVER
@@ -50,7 +53,9 @@ class Fleet:
         return report
 
 
-def replica_of(draw: st.DrawFn, manifest: Manifest, replica: int, num_slots: int) -> list[SyncPlan]:
+def replica_of(
+    draw: st.DrawFn, manifest: Manifest, replica: int, num_slots: int, rule: DirectRule
+) -> list[SyncPlan]:
     names = [param.name for param in manifest.params]
     num_workers = draw(st.integers(1, 2))
     max_chunk_bytes = draw(st.sampled_from((64, 512, 4096)))
@@ -69,6 +74,8 @@ def replica_of(draw: st.DrawFn, manifest: Manifest, replica: int, num_slots: int
                 num_workers=num_workers,
                 num_slots=num_slots,
                 max_chunk_bytes=max_chunk_bytes,
+                direct=rule if draw(st.integers(0, 3)) else None,
+                max_direct_bytes=max_chunk_bytes,
             )
         )
     return plans
@@ -79,18 +86,27 @@ def fleets(draw: st.DrawFn) -> Fleet:
     """Any owners; replicas of different sizes, some of which share the rings of another one."""
     manifest = draw(manifests(max_ranks=3, max_layers=2))
     num_slots = draw(st.integers(1, 3))
-    replicas = [replica_of(draw, manifest, 0, num_slots)]
+    num_ranks = 1 + max(rank for param in manifest.params for rank in param.owners)
+    names = [param.name for param in manifest.params]
+    some = st.frozensets(st.sampled_from(names))
+    rule = DirectRule(
+        {rank: draw(some) for rank in range(num_ranks)},
+        frozenset((name, "w") for name in draw(st.one_of(st.just(names), some))),
+    )
+    replicas = [replica_of(draw, manifest, 0, num_slots, rule)]
     for replica in range(1, draw(st.integers(1, 3))):
         twin = draw(st.one_of(st.none(), st.sampled_from(replicas)))
         replicas.append(
-            replica_of(draw, manifest, replica, num_slots)
+            replica_of(draw, manifest, replica, num_slots, rule)
             if twin is None
             else [replace(p, consumer=ConsumerId(replica, p.consumer.worker)) for p in twin]
         )
-    num_ranks = 1 + max(rank for param in manifest.params for rank in param.owners)
     groups = {rank: rank_schedule(manifest, rank) for rank in range(num_ranks)}
     plans = tuple(plan for plans in replicas for plan in plans)
-    return Fleet(plans, groups, draw(st.integers(0, 2)))
+    standing = {
+        rank: draw(st.lists(st.sampled_from(its))) if its else [] for rank, its in groups.items()
+    }
+    return Fleet(plans, groups, draw(st.integers(0, 2)), standing)
 
 
 @settings(max_examples=num_examples(120))
@@ -174,6 +190,15 @@ def test_the_lookahead_is_used() -> None:
     plans, groups = small_fleet()
     most = max(simulate(plans, groups, lookahead=2, seed=seed).max_resident for seed in range(20))
     assert most == 3
+
+
+def test_standing_groups_do_not_wait_for_the_lookahead() -> None:
+    plans, groups = small_fleet()
+    reports = [
+        simulate(plans, groups, lookahead=0, seed=seed, standing=groups) for seed in range(20)
+    ]
+    assert {report.max_resident for report in reports} == {0}
+    assert all(report.violations == () for report in reports)
 
 
 def test_equal_plans_are_packed_once() -> None:

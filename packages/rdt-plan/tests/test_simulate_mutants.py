@@ -16,14 +16,14 @@ from rdt_plan.producer_epoch import ProducerEpoch, Ready
 from rdt_plan.simulate import Faults, simulate
 from rdt_plan.slots import SlotRing, SlotState
 from rdt_plan.testing import small_fleet
-from rdt_plan.transitions import ChunkEvent, ServeState
+from rdt_plan.transitions import ChunkEvent, ChunkState, ServeState
 
 NUM_SEEDS = 40
 
 
-def violations(faults: Faults) -> list[str]:
-    """The first violation of every run that has one."""
-    plans, groups = small_fleet()
+def violations(faults: Faults, direct: str = "") -> list[str]:
+    """The first violation of every run that has one; ``direct`` is `small_fleet`'s."""
+    plans, groups = small_fleet(direct=direct)
     runs = (
         simulate(plans, groups, lookahead=1, seed=seed, num_epochs=2, faults=faults)
         for seed in range(NUM_SEEDS)
@@ -101,6 +101,29 @@ class HandsOutWhatLands(ConsumerEpoch):
         return [Scatter(index)]
 
 
+class FinishedWithoutDirect(ConsumerEpoch):
+    """It ends with the last slotted chunk."""
+
+    def _finish(self) -> list:
+        missing = [i for i, s in enumerate(self._states) if s is not ChunkState.INSTALLED]
+        if any(index in self._slot_of for index in missing):
+            return []
+        self._num_installed = len(self._chunks)
+        self._in_flight.clear()
+        return super()._finish()
+
+
+class DirectBeforeReady(ConsumerEpoch):
+    """The source is there anyway, so why wait for READY?"""
+
+    def begin(self) -> list:
+        actions = super().begin()
+        for chunk in self._chunks:
+            if chunk.is_direct:
+                actions += super().ready(chunk.owner, chunk.serve.seq)
+        return actions
+
+
 class EarlyReadyLost(Mailbox):
     def accept(self, doorbell: Doorbell) -> Verdict:
         verdict = super().accept(doorbell)
@@ -109,6 +132,13 @@ class EarlyReadyLost(Mailbox):
     def open(self, session: bytes, epoch: int) -> list:
         super().open(session, epoch)
         return []
+
+
+class KeepsARingful(Mailbox):
+    """Of what comes early it keeps as much as the slots hold, as if nothing were direct."""
+
+    def __init__(self, kept_per_sender: int) -> None:
+        super().__init__(2)
 
 
 class AnyEpoch(Mailbox):
@@ -181,6 +211,27 @@ class ReleasedUnderPacks(ProducerEpoch):
         return super().drop(consumer, reason)
 
 
+class ReleasedWhenReady(ProducerEpoch):
+    """A group whose chunks are all READY is released: right for slots, but its sources are read."""
+
+    def packed(self, ring: str, seq: int) -> list:
+        actions = super().packed(ring, seq)
+        self._holders[self._streams[ring].chunks[seq].group].discard((ring, seq))
+        return actions + (self._release() if self.state is EpochState.RUNNING else [])
+
+
+class ReleasedByTheFirstReader(ProducerEpoch):
+    """A source may change when one of its readers has read it."""
+
+    def done(self, consumer: ConsumerId, seq: int) -> list:
+        actions = super().done(consumer, seq)
+        ring = self._ring_of[consumer]
+        if self.state is EpochState.RUNNING and self._streams[ring].chunks[seq].is_direct:
+            self._holders[self._streams[ring].chunks[seq].group].discard((ring, seq))
+            actions += self._release()
+        return actions
+
+
 class ReleasedWhenPacking(ProducerEpoch):
     """A group is released when the last pack of it starts, not when it was read."""
 
@@ -249,9 +300,10 @@ MACHINE, RING = f"{PRODUCER}.ProducerEpoch", "rdt_plan.producer_epoch.ServeStrea
 SLOTS, RENDEZVOUS = "rdt_plan.consumer_epoch.SlotRing", "rdt_plan.simulate.SimulatedRendezvous"
 
 
+@pytest.mark.parametrize("direct", ["", "a", "ab"])
 @pytest.mark.parametrize("faults", [DROP, REJOIN, ABORT, STALE])
-def test_without_a_mutant_nothing_is_caught(faults: Faults) -> None:
-    assert violations(faults) == []
+def test_without_a_mutant_nothing_is_caught(faults: Faults, direct: str) -> None:
+    assert violations(faults, direct) == []
 
 
 @pytest.mark.parametrize(
@@ -295,4 +347,32 @@ def test_a_mutant_is_caught(
 ) -> None:
     monkeypatch.setattr(place, mutant)
     found = violations(faults)
+    assert any(says in each for each in found), found
+
+
+@pytest.mark.parametrize("direct", ["a", "ab"])
+@pytest.mark.parametrize(
+    ("place", "mutant", "faults", "says"),
+    [
+        (f"{CONSUMER}.ConsumerEpoch", QuiescedWithReads, ABORT, "with something in flight"),
+        (f"{CONSUMER}.ConsumerEpoch", FinishedWithoutDirect, Faults(), "finished with chunks"),
+        (f"{CONSUMER}.ConsumerEpoch", DirectBeforeReady, Faults(), "before its READY"),
+        (f"{CONSUMER}.Mailbox", KeepsARingful, Faults(), "READY not received"),
+        (f"{CONSUMER}.Mailbox", EarlyReadyLost, Faults(), "READY not received"),
+        (MACHINE, ReadyWhenEnqueued, Faults(), "sources changed"),
+        (MACHINE, ReleasedWhenReady, Faults(), "sources changed"),
+        (MACHINE, ReleasedByTheFirstReader, Faults(), "sources changed"),
+        (MACHINE, DropForgotten, DROP, "for a dropped consumer"),
+    ],
+)
+def test_a_mutant_is_caught_by_what_is_read_directly(
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    mutant: Callable[..., object],
+    faults: Faults,
+    says: str,
+    direct: str,
+) -> None:
+    monkeypatch.setattr(place, mutant)
+    found = violations(faults, direct)
     assert any(says in each for each in found), found

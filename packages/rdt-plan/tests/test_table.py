@@ -46,6 +46,23 @@ def with_chunk(at: int, **changes) -> ChunkTable:
     return replace(table(), chunks=tuple(rows))
 
 
+def direct_table() -> ChunkTable:
+    """What `table` reads but for ``l.0.w``, which is packed, directly."""
+    chunks = list(table().chunks)
+    for at in (0, 3):
+        row = chunks[at]
+        chunks[at] = replace(row, serve_slot=None, offsets=())
+    for slot, at in enumerate((1, 2)):
+        chunks[at] = replace(chunks[at], serve_slot=slot)
+    return replace(table(), chunks=tuple(chunks))
+
+
+def with_direct(**changes) -> ChunkTable:
+    rows = list(direct_table().chunks)
+    rows[3] = replace(rows[3], **changes)
+    return replace(direct_table(), chunks=tuple(rows))
+
+
 def with_slice(slice_: Slice) -> ChunkTable:
     return with_chunk(1, slices=(slice_,), offsets=(0,), num_bytes=slice_.num_bytes)
 
@@ -119,3 +136,42 @@ def test_slices_of_a_sharded_name_are_checked_against_what_the_rank_holds() -> N
     short = Manifest.build([replace(SHARDED.param("w"), shape=(2, 4)), replace(WHOLE, name="x")])
     with pytest.raises(PlanError, match=r"'w' is held by ranks \(2, 0\), not by rank 1"):
         check_table(piece_table(1, 4), short, 1)
+
+
+def test_direct_chunks_take_no_slot_and_read_declared_sources_only() -> None:
+    sources = {"embed", "l.1.w"}
+    check_table(direct_table(), MANIFEST, 0, sources)
+    alone = replace(direct_table(), chunks=direct_table().chunks[:1], slot_bytes=0)
+    check_table(alone, MANIFEST, 0, sources)
+    for name in sources:
+        with pytest.raises(PlanError, match=f"declared sources only, found '{name}'"):
+            check_table(direct_table(), MANIFEST, 0, sources - {name})
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "message"),
+    [
+        (with_direct(serve_slot=0), PlanError, r"expected the pack layout offsets=\(0,\)"),
+        (with_direct(offsets=(0,)), PlanError, r"offsets=\(\) and num_bytes=6, found offsets=\(0,"),
+        (with_direct(num_bytes=8), PlanError, "num_bytes=6, found .* num_bytes=8"),
+        (with_direct(slices=(), num_bytes=0), PlanError, "a direct chunk of at least 1 byte"),
+        (
+            with_direct(slices=(Slice("l.1.w", "bfloat16", 0, (2,), (2,)),), num_bytes=4),
+            PlanError,
+            "direct slices of one run of bytes",
+        ),
+        (
+            with_direct(slices=(Slice("l.1.w", "bfloat16", 1, (3,), (1,)),)),
+            SliceError,
+            "within its 6 bytes",
+        ),
+        (
+            replace(direct_table(), slot_bytes=48),
+            PlanError,
+            "slot_bytes=32, .* found slot_bytes=48",
+        ),
+    ],
+)
+def test_refuses_a_direct_chunk_that_it_cannot_serve(bad, error, message) -> None:
+    with pytest.raises(error, match=message):
+        check_table(bad, MANIFEST, 0, {"embed", "l.1.w"})

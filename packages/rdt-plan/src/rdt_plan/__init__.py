@@ -10,6 +10,7 @@ as it needs hypothesis, `rdt_plan.testing`.
 from rdt_plan.chunks import Chunk, ServeChunk
 from rdt_plan.cutting import cut
 from rdt_plan.digest import canonical_json, digest_of
+from rdt_plan.direct import DirectRule
 
 # one epoch, sans IO
 from rdt_plan.doorbell import Doorbell, Kind
@@ -52,6 +53,7 @@ from rdt_plan.records import (
     Offer,
     ProducerRecord,
     SlotRegion,
+    SourceRegion,
     Subscription,
 )
 from rdt_plan.routing import Router
@@ -99,6 +101,7 @@ __all__ = [
     "ConsumerAction",
     "ConsumerEpoch",
     "ConsumerId",
+    "DirectRule",
     "Doorbell",
     "DropReason",
     "EpochRecord",
@@ -140,6 +143,7 @@ __all__ = [
     "SlotRegion",
     "SlotRing",
     "SlotState",
+    "SourceRegion",
     "Subscription",
     "SyncPlan",
     "Verdict",

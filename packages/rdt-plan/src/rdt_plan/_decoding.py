@@ -102,18 +102,18 @@ def table_of(form: Any) -> ChunkTable:
 
 def _serve_of(row: Any) -> ServeChunk:
     seq, group, serve_slot, num_bytes, slices, offsets = array(row, "chunk", 6)
+    slot = None if serve_slot is None else integer(serve_slot, "serve_slot")
     chunk = ServeChunk(
         seq=integer(seq, "seq"),
         group=integer(group, "group"),
-        serve_slot=integer(serve_slot, "serve_slot"),
+        serve_slot=slot,
         num_bytes=integer(num_bytes, "num_bytes"),
         slices=rows(slices, "slices", slice_of),
         offsets=integers(offsets, "offsets"),
     )
-    if len(chunk.offsets) != len(chunk.slices):
-        raise WireFormatError(
-            f"offsets: expected one a slice ({len(chunk.slices)}), found {len(chunk.offsets)}"
-        )
+    if len(chunk.offsets) != (0 if chunk.is_direct else len(chunk.slices)):
+        expected = "none without a slot" if chunk.is_direct else f"one a slice ({len(slices)})"
+        raise WireFormatError(f"offsets: expected {expected}, found {len(chunk.offsets)}")
     return chunk
 
 
@@ -140,11 +140,16 @@ def plan_of(form: Any) -> SyncPlan:
 def _chunk_of(row: Any) -> Chunk:
     index, owner, serve, receive_slot, placements, materialize, complete = array(row, "chunk", 7)
     chunk = _serve_of(serve)
+    slot = None if receive_slot is None else integer(receive_slot, "receive_slot")
+    if chunk.is_direct is not (slot is None):
+        raise WireFormatError(
+            "receive_slot: expected null where serve_slot is null, and only there"
+        )
     return Chunk(
         index=integer(index, "index"),
         owner=integer(owner, "owner"),
         serve=chunk,
-        receive_slot=integer(receive_slot, "receive_slot"),
+        receive_slot=slot,
         placements=rows(placements, "placements", lambda row: _placement_of(row, chunk.slices)),
         materialize=strings(materialize, "materialize"),
         complete=strings(complete, "complete"),

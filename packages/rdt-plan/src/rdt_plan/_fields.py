@@ -8,20 +8,28 @@ from rdt_plan.errors import WireFormatError
 
 __all__ = [
     "MAX_INTEGER",
+    "MAX_NAME_CHARS",
     "array",
     "digest",
     "fields",
     "float_of",
+    "hex32",
     "integer",
     "integers",
     "positive",
     "rows",
+    "short_name",
     "string",
     "strings",
 ]
 
 MAX_INTEGER = (1 << 63) - 1
 """Offsets, strides and sizes are 64-bit wherever they end up."""
+
+MAX_NAME_CHARS = 256
+"""Of a job and of a wire."""
+
+_HEX = frozenset("0123456789abcdef")
 
 T = TypeVar("T")
 
@@ -59,6 +67,21 @@ def float_of(value: Any, where: str) -> float:
 def string(value: Any, where: str) -> str:
     if type(value) is not str:
         _refuse(where, "a string", value)
+    return value
+
+
+def short_name(value: Any, where: str) -> str:
+    """1 to `MAX_NAME_CHARS` characters."""
+    if not 1 <= len(string(value, where)) <= MAX_NAME_CHARS:
+        expected = f"1 to {MAX_NAME_CHARS} characters"
+        raise WireFormatError(f"{where}: expected {expected}, found {len(value)}")
+    return value
+
+
+def hex32(value: Any, where: str) -> str:
+    """16 bytes as 32 lower-case hexadecimal digits."""
+    if len(string(value, where)) != 32 or not _HEX.issuperset(value):
+        _refuse(where, "32 lower-case hexadecimal digits", value)
     return value
 
 

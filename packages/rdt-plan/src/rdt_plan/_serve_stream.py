@@ -12,7 +12,7 @@ __all__ = ["ServeStream"]
 
 
 class ServeStream:
-    """The states of a ring's chunks, by seq, the next one to pack, and the ring's live readers.
+    """The states of a ring's chunks, by seq, the next to start, and the ring's live readers.
 
     Args:
         tables: of every reader; equal but for their consumer.
@@ -28,13 +28,19 @@ class ServeStream:
         self.name = ", ".join(f"consumer {reader}" for reader in self.readers)
         self.chunks = first.chunks
         self.states = [ServeState.QUEUED] * len(self.chunks)
-        self.next_seq = 0
+        self.slotted = tuple(chunk.seq for chunk in self.chunks if not chunk.is_direct)
+        self.num_started = 0  # of the slotted chunks, in their order
+        self.direct: dict[int, list[int]] = {}  # the direct chunks of each group
         self._unread = [set(self.readers) for _ in self.chunks]
         self._used_before: list[int | None] = []  # the chunk that had the same serve slot before
         last_in_slot: dict[int, int] = {}
         for seq, chunk in enumerate(self.chunks):
             if chunk.seq != seq:
                 raise PlanError(f"{self.name}: expected seq {seq}, found {chunk.seq}")
+            if chunk.serve_slot is None:
+                self._used_before.append(None)
+                self.direct.setdefault(chunk.group, []).append(seq)
+                continue
             self._used_before.append(last_in_slot.get(chunk.serve_slot))
             last_in_slot[chunk.serve_slot] = seq
 

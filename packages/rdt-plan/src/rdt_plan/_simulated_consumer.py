@@ -24,9 +24,9 @@ class SimulatedConsumer(SimulatedParty):
     """One incarnation: performs the actions of one `ConsumerEpoch` after another, each later.
 
     A receive slot is None from the posting of a READ until it lands, and a READ lands only what
-    its serve slot held all the while. A scatter must find its chunk when it is enqueued and still
-    when it runs: whoever overwrites a slot early is seen there. One that is fenced, or whose epoch
-    was given up, may find anything; but it must never commit that.
+    its serve slot, or the producer's own memory, held all the while. A scatter must find its chunk
+    when it is enqueued and still when it runs: whoever overwrites a slot early is seen there. One
+    that is fenced, or whose epoch was given up, may find anything; but it must never commit that.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class SimulatedConsumer(SimulatedParty):
         self.epoch.begin()
         self.is_ready = False
         self.num_read_failures = 0  # to come
-        self._mailbox = Mailbox(plan.num_slots)
+        self._mailbox = Mailbox(plan.max_unread)
         self._arenas: dict[int, int] = {}
         self._told = False  # that it was dropped
         self._failed: set[int] = set()
@@ -58,6 +58,7 @@ class SimulatedConsumer(SimulatedParty):
         self._stream: deque[tuple[int, bool]] = deque()  # and whether the slot was right so far
         self._ran: list[int] = []
         self._scattered: list[int] = []
+        self._placed: dict[int, bool] = {}  # direct chunks, and whether their source stood still
         self._num_stale_events = num_stale_events
         world.receivers[self.name] = self
         tables = [plan.table(owner) for owner in plan.owners]
@@ -112,7 +113,8 @@ class SimulatedConsumer(SimulatedParty):
         self._next = epoch
 
     def granted(self, epoch: int) -> None:
-        pass
+        if torn := [index for index, is_right in self._placed.items() if not is_right]:
+            self._violate(f"committed chunks {torn}, whose sources changed while they were read")
 
     def dropped(self, who: ConsumerId, incarnation: str) -> None:
         if incarnation == self.name:
@@ -144,7 +146,7 @@ class SimulatedConsumer(SimulatedParty):
     def _start(self) -> None:
         assert self._next is not None
         self.number, self._next = self._next, None
-        self._scattered = []
+        self._scattered, self._placed = [], {}
         self.epoch = ConsumerEpoch(self.plan.chunks, self.plan.num_slots)
         early = self._mailbox.open(SESSION, self.number)
         self._perform(self.epoch.begin())
@@ -157,7 +159,8 @@ class SimulatedConsumer(SimulatedParty):
     def _perform(self, actions: Iterable[ConsumerAction]) -> None:
         for action in actions:
             if isinstance(action, PostRead):
-                self._slots[self.plan.chunks[action.index].receive_slot] = None
+                if (slot := self.plan.chunks[action.index].receive_slot) is not None:
+                    self._slots[slot] = None
                 self._reading[action.index] = self._served(action.index)
             elif isinstance(action, Scatter):
                 self._to_enqueue.append(action.index)
@@ -168,16 +171,23 @@ class SimulatedConsumer(SimulatedParty):
                     self._finish()
 
     def _finish(self) -> None:
-        expected = list(range(len(self.plan.chunks)))
-        if self._scattered != expected:
-            self._violate(f"finished with chunks {self._scattered} scattered of {len(expected)}")
+        expected = [chunk.index for chunk in self.plan.chunks if not chunk.is_direct]
+        num_chunks = len(self._scattered) + len(self._placed)
+        if self._scattered != expected or num_chunks < len(self.plan.chunks):
+            self._violate(
+                f"finished with chunks {self._scattered} scattered and {sorted(self._placed)} "
+                f"placed, of {len(self.plan.chunks)}"
+            )
         who, number = self.plan.consumer, self.number
         self._tell(lambda: self._rendezvous.commit(who, self.name, number))
 
     def _land(self, index: int) -> None:
         chunk = self.plan.chunks[index]
         posted, now = self._reading.pop(index), self._served(index)
-        self._slots[chunk.receive_slot] = now if now == posted else None
+        if chunk.receive_slot is None:
+            self._placed[index] = posted == now == self._identity(index)
+        else:
+            self._slots[chunk.receive_slot] = now if now == posted else None
         self._landed.append(index)
         # The notification may overtake what the consumer itself sees of the READ.
         producer, seq = f"producer {chunk.owner}", chunk.serve.seq
@@ -207,8 +217,7 @@ class SimulatedConsumer(SimulatedParty):
         index, was_right = self._stream.popleft()
         may_be_wrong = self.is_fenced or self.number in self._rendezvous.failures
         if not (was_right and self._holds(index)) and not may_be_wrong:
-            slot = self.plan.chunks[index].receive_slot
-            self._violate(f"the scatter of chunk {index} found {self._slots[slot]} in its slot")
+            self._violate(f"the scatter of chunk {index} found {self._held(index)} in its slot")
         self._scattered.append(index)
         self._ran.append(index)
 
@@ -230,12 +239,22 @@ class SimulatedConsumer(SimulatedParty):
         self._violate(f"it took a wrong completion of chunk {index}")
 
     def _served(self, index: int) -> Identity | None:
-        """What the chunk's serve slot holds now."""
+        """What the chunk's serve slot, or the memory that it reads directly, holds now."""
         chunk = self.plan.chunks[index]
-        arena = self._arenas[chunk.owner]
-        return self.world.serve.get((chunk.owner, arena, chunk.serve.serve_slot))
+        slot = chunk.serve.serve_slot
+        if slot is None:
+            epoch = self.world.sources.get((chunk.owner, chunk.serve.group))
+            return None if epoch is None else (epoch, *self._identity(index)[1:])
+        return self.world.serve.get((chunk.owner, self._arenas[chunk.owner], slot))
+
+    def _identity(self, index: int) -> Identity:
+        chunk = self.plan.chunks[index]
+        return (self.number, self.plan.digest, chunk.owner, chunk.serve.seq)
+
+    def _held(self, index: int) -> Identity | None:
+        """What the chunk's receive slot holds now."""
+        slot = self.plan.chunks[index].receive_slot
+        return None if slot is None else self._slots[slot]
 
     def _holds(self, index: int) -> bool:
-        chunk = self.plan.chunks[index]
-        identity = (self.number, self.plan.digest, chunk.owner, chunk.serve.seq)
-        return self._slots[chunk.receive_slot] == identity
+        return self._held(index) == self._identity(index)

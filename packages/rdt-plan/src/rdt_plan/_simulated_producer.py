@@ -1,7 +1,7 @@
 """A simulated producer: its source, its driver, and its serve slots."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 from rdt_plan._simulated_party import SimulatedParty
@@ -27,6 +27,8 @@ class SimulatedProducer(SimulatedParty):
     same epoch. A rank comes to its next group when it has the credit; after an abort it goes on
     without publishing, and only then begins the next epoch. Consumers are admitted, and dismissed,
     while no epoch is open. A serve slot is None from the decision to pack until the pack has run.
+    The tensors of a group may be read directly from the end of the first direct chunk's pack, which
+    stands for the publisher's event, until the group is released.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class SimulatedProducer(SimulatedParty):
         *,
         num_epochs: int,
         num_slots: int,
+        standing: Collection[int],
     ) -> None:
         super().__init__(world, rendezvous, f"producer {rank}")
         self.rank = rank
@@ -50,6 +53,7 @@ class SimulatedProducer(SimulatedParty):
         self.num_reached = 0  # groups of this epoch that this rank has come to
         self._num_gathered = len(self.groups)
         self._lookahead = lookahead
+        self._standing = frozenset(standing)
         self._num_epochs = num_epochs
         self._rings = SimulatedRings()
         self._newcomers: deque[tuple[ConsumerId, str, ChunkTable]] = deque()
@@ -142,7 +146,7 @@ class SimulatedProducer(SimulatedParty):
         self._live = {who: name for who, name in live.items() if self._rings.serves(name)}
         self._open_rings = dict(self._rings.rings)
         tables = {who: self._rings.table(name) for who, name in self._live.items()}
-        self.epoch = ProducerEpoch(tables, self.groups, self._lookahead)
+        self.epoch = ProducerEpoch(tables, self.groups, self._lookahead, self._standing)
         for doorbell in self._mailbox.open(SESSION, epoch):
             self._done(doorbell)
         for who, name in self._live.items():
@@ -190,9 +194,10 @@ class SimulatedProducer(SimulatedParty):
         if not self.is_running:
             return
         self._resident.add(group)
-        self.max_resident = max(self.max_resident, len(self._resident))
-        if len(self._resident) > self._lookahead + 1:
-            self._violate(f"groups {sorted(self._resident)} are resident")
+        gathered = self._resident - self._standing
+        self.max_resident = max(self.max_resident, len(gathered))
+        if len(gathered) > self._lookahead + 1:
+            self._violate(f"groups {sorted(gathered)} are resident")
         self._perform(self.epoch.publish(group))
 
     def _perform(self, actions: Iterable[ProducerAction]) -> None:
@@ -201,7 +206,8 @@ class SimulatedProducer(SimulatedParty):
                 if not self._readers(action):
                     self._violate(f"{action} for nobody")
                 self.num_packs += 1
-                self.world.serve[self._slot(action)] = None
+                if (slot := self._slot(action)) is not None:
+                    self.world.serve[slot] = None
                 self._to_enqueue.append(action)
             elif isinstance(action, Ready):
                 name = self._live[action.consumer]
@@ -210,11 +216,14 @@ class SimulatedProducer(SimulatedParty):
                 self.world.ring(self.number, self.name, name, Kind.READY, action.seq)
             elif isinstance(action, Release):
                 self._resident.remove(action.group)
+                self.world.sources[self.rank, action.group] = None
             else:
                 if self._to_enqueue or self._stream or self._ran:
                     self._violate(f"{action} with a pack in flight")
                 if self.epoch.state is EpochState.FINISHED and self._resident:
                     self._violate(f"groups {sorted(self._resident)} were never released")
+                for group in self._resident:
+                    self.world.sources[self.rank, group] = None
                 self._resident.clear()
 
     def _enqueue(self) -> None:
@@ -238,8 +247,11 @@ class SimulatedProducer(SimulatedParty):
         group = self._open_rings[pack.ring].table.chunks[pack.seq].group
         if group not in self._resident:
             self._violate(f"{pack} reads group {group}, which is not resident")
-        identity: Identity = (self.number, pack.ring, self.rank, pack.seq)
-        self.world.serve[self._slot(pack)] = identity
+        if (slot := self._slot(pack)) is None:
+            self.world.sources[self.rank, group] = self.number
+        else:
+            identity: Identity = (self.number, pack.ring, self.rank, pack.seq)
+            self.world.serve[slot] = identity
         self._ran.append(pack)
 
     def _observe(self, pack: Pack) -> None:
@@ -252,6 +264,7 @@ class SimulatedProducer(SimulatedParty):
         names = [name for name in self._live.values() if name in readers]
         return [name for name in names if name not in self._dropped]
 
-    def _slot(self, pack: Pack) -> Slot:
+    def _slot(self, pack: Pack) -> Slot | None:
         ring = self._open_rings[pack.ring]
-        return (self.rank, ring.arena, ring.table.chunks[pack.seq].serve_slot)
+        slot = ring.table.chunks[pack.seq].serve_slot
+        return None if slot is None else (self.rank, ring.arena, slot)

@@ -42,6 +42,8 @@ class World:
         rng: decides everything that is left open.
         duplicate_rate: how likely a doorbell arrives again, after those behind it.
         serve: what each serve slot holds; None while it is written.
+        sources: by rank and group, the epoch whose tensors lie in the rank's own memory, readable;
+            None while they are written, and once they may change.
         channels: what is under way, in order.
         receivers: who takes doorbells.
         fenced: names of consumers that were dropped, whether they have heard of it or not.
@@ -51,6 +53,7 @@ class World:
     rng: Random
     duplicate_rate: float
     serve: dict[Slot, Identity | None] = field(default_factory=dict)
+    sources: dict[tuple[int, int], int | None] = field(default_factory=dict)
     channels: dict[Channel, deque[Step | bytes]] = field(default_factory=dict)
     receivers: dict[str, _Receiver] = field(default_factory=dict)
     fenced: set[str] = field(default_factory=set)

@@ -6,13 +6,14 @@ from math import prod
 from typing import NamedTuple
 
 from rdt_plan.cutting import cut
+from rdt_plan.direct import DirectRule, runs_within
 from rdt_plan.dtypes import ITEM_BYTES
 from rdt_plan.layout import PackLayout, pack_layouts
 from rdt_plan.placement import Placement
 from rdt_plan.slices import Slice
 from rdt_plan.streams import Stream
 
-__all__ = ["Chunk", "Draft", "ServeChunk", "chunked"]
+__all__ = ["Chunk", "Draft", "ServeChunk", "chunked", "drafts_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +23,24 @@ class ServeChunk:
     Attributes:
         seq: position in the consumer's stream to this owner, from 0, restarting each epoch.
         group: index of the gather group all its slices belong to.
-        serve_slot: the producer's slot that carries it.
-        num_bytes: packed size.
-        slices: in packing order.
-        offsets: where each slice starts in the packed bytes; multiples of 16.
+        serve_slot: the producer's slot that carries it; None when it is direct: read from the
+            producer's own tensors.
+        num_bytes: packed size; of a direct chunk, the bytes of its slices.
+        slices: in packing order. Each slice of a direct chunk is one run of bytes.
+        offsets: where each slice starts in the packed bytes; multiples of 16. () when direct.
     """
 
     seq: int
     group: int
-    serve_slot: int
+    serve_slot: int | None
     num_bytes: int
     slices: tuple[Slice, ...]
     offsets: tuple[int, ...]
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether it is read from the producer's own tensors, not from a slot."""
+        return self.serve_slot is None
 
     @property
     def tensors(self) -> str:
@@ -50,9 +57,11 @@ class Chunk:
         index: position in the plan.
         owner: producer rank that serves it.
         serve: the row the producer sees.
-        receive_slot: the consumer's slot it lands in.
+        receive_slot: the consumer's slot it lands in; None when it is direct: its slices land
+            where their placements say.
         placements: copies to make from the packed bytes, in order; each one's slice is in
-            ``serve.slices``.
+            ``serve.slices``. A direct chunk has one a slice, in the same order, of the same
+            shape, stride and dtype.
         materialize: modules whose first chunk this is.
         complete: modules whose last chunk this is.
     """
@@ -60,10 +69,15 @@ class Chunk:
     index: int
     owner: int
     serve: ServeChunk
-    receive_slot: int
+    receive_slot: int | None
     placements: tuple[Placement, ...]
     materialize: tuple[str, ...]
     complete: tuple[str, ...]
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether its READ goes from the producer's own tensors into the model's."""
+        return self.receive_slot is None
 
 
 class Draft(NamedTuple):
@@ -72,6 +86,20 @@ class Draft(NamedTuple):
     slices: Sequence[Slice]
     copies: Sequence[tuple[Placement, ...]]
     layout: PackLayout
+    is_direct: bool = False
+
+
+def drafts_of(
+    owner: int, stream: Stream, rule: DirectRule, max_chunk_bytes: int, max_direct_bytes: int
+) -> list[Draft]:
+    """The chunks of what ``owner`` serves of one group: those that ``rule`` makes direct first."""
+    direct, rest = rule.split(owner, stream)
+    drafts = []
+    for part in runs_within(direct, max_direct_bytes):
+        slices, copies = zip(*part, strict=True)
+        layout = PackLayout((), sum(slice_.num_bytes for slice_ in slices))
+        drafts.append(Draft(slices, copies, layout, is_direct=True))
+    return drafts + chunked(rest, max_chunk_bytes) if rest else drafts
 
 
 def chunked(stream: Stream, max_chunk_bytes: int) -> list[Draft]:

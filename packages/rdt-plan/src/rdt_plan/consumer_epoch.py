@@ -24,7 +24,7 @@ __all__ = ["ConsumerAction", "ConsumerEpoch", "PostRead", "Scatter"]
 
 @dataclass(frozen=True, slots=True)
 class PostRead:
-    """Post the prepared READ of chunk ``index``; its serve and receive slots are ready."""
+    """Post the prepared READ of chunk ``index``: both ends of it are ready."""
 
     index: int
 
@@ -39,16 +39,20 @@ class Scatter:
 ConsumerAction = PostRead | Scatter | Finished | Quiesced
 
 
+_UNPOSTED = frozenset({ChunkState.AWAITED, ChunkState.READABLE})
 _IN_FLIGHT = frozenset({ChunkState.READING, ChunkState.HANDED_OUT, ChunkState.SCATTERING})
 
 
 class ConsumerEpoch:
     """Decides one epoch of one consumer.
 
-    READs are posted strictly in plan order. One is posted when its READY came and its receive slot
-    is free: the scatter of the chunk that used it before is enqueued and its event completed.
-    READs may complete in any order; scatters are handed out in plan order, since a module begins
-    with its first chunk and is complete with its last.
+    READs into slots are posted strictly in plan order. One is posted when its READY came and its
+    receive slot is free: the scatter of the chunk that used it before is enqueued and its event
+    completed. They may complete in any order; scatters are handed out in plan order, since a module
+    begins with its first chunk and is complete with its last.
+
+    The READ of a direct chunk is posted as soon as its READY came, in any order, and with its end
+    the chunk is installed.
 
     Args:
         chunks: the plan's chunks, in plan order.
@@ -59,27 +63,35 @@ class ConsumerEpoch:
 
     def __init__(self, chunks: Sequence[Chunk], num_slots: int) -> None:
         self._chunks = tuple(chunks)
+        self._num_slots = num_slots
         self._ring = SlotRing(num_slots)
         self._index_of: dict[tuple[int, int], int] = {}
-        self._served_before: list[int | None] = []
+        self._slot_of: dict[int, int] = {}  # the receive slot of every chunk that is not direct
+        self._served_before: dict[int, int] = {}  # the chunk that had the same serve slot before
         last_in_serve_slot: dict[tuple[int, int], int] = {}
         for index, chunk in enumerate(self._chunks):
             key = (chunk.owner, chunk.serve.seq)
-            if chunk.index != index or not 0 <= chunk.receive_slot < num_slots:
+            slot, serve_slot = chunk.receive_slot, chunk.serve.serve_slot
+            if chunk.index != index or (slot is not None and not 0 <= slot < num_slots):
                 raise PlanError(
-                    f"chunk {chunk.index} in receive slot {chunk.receive_slot}: "
+                    f"chunk {chunk.index} in receive slot {slot}: "
                     f"expected index {index} and a slot below {num_slots}"
                 )
             if key in self._index_of:
                 raise PlanError(f"chunk {index}: producer {key[0]} has two chunks of seq {key[1]}")
             self._index_of[key] = index
-            serve_slot = (chunk.owner, chunk.serve.serve_slot)
-            self._served_before.append(last_in_serve_slot.get(serve_slot))
-            last_in_serve_slot[serve_slot] = index
+            if (slot is None) is not (serve_slot is None):
+                raise PlanError(f"chunk {index}: expected two slots or none: it is direct or not")
+            if slot is not None and serve_slot is not None:
+                self._slot_of[index] = slot
+                if (before := last_in_serve_slot.get((chunk.owner, serve_slot))) is not None:
+                    self._served_before[index] = before
+                last_in_serve_slot[chunk.owner, serve_slot] = index
+        self._slotted = tuple(self._slot_of)
         self._states = [ChunkState.AWAITED] * len(self._chunks)
         self._generations = [0] * len(self._chunks)
-        self._next = 0  # the first chunk whose READ is not posted
-        self._next_scatter = 0  # the first chunk whose scatter is not handed out
+        self._num_posted = 0  # of the slotted chunks, in their order
+        self._num_handed_out = 0  # of them, too
         self._num_installed = 0
         self._in_flight: set[int] = set()
         self._reason = ""
@@ -109,27 +121,40 @@ class ConsumerEpoch:
             raise PeerProtocolError(f"producer {owner}: READY of seq {seq}, which is not planned")
         if self._state is not EpochState.RUNNING or self._states[index] is not ChunkState.AWAITED:
             return []
-        before = self._served_before[index]
+        before = self._served_before.get(index)
         # Posted is all we can ask for: our DONE may reach the producer before our own poll tells
         # us that the READ is complete.
-        if before is not None and before >= self._next:
+        if before is not None and self._states[before] in _UNPOSTED:
             raise PeerProtocolError(
                 f"producer {owner}: READY of seq {seq} in serve slot "
                 f"{self._chunks[index].serve.serve_slot}, whose {self._name(before)} is not read"
             )
         self._move(index, ChunkEvent.READY)
-        return self._advance()
+        if index in self._slot_of:
+            return self._advance()
+        self._move(index, ChunkEvent.POSTED)
+        return [PostRead(index)]
 
     def read_done(self, index: int) -> list[ConsumerAction]:
-        """All bytes of chunk ``index`` are in its receive slot; its scatter waits for its turn."""
-        self._move(index, ChunkEvent.READ_DONE)
+        """All bytes of chunk ``index`` are where its READ takes them.
+
+        In its receive slot, they wait for the turn of its scatter; those of a direct chunk are
+        installed.
+        """
+        is_direct = 0 <= index < len(self._chunks) and index not in self._slot_of
+        self._move(index, ChunkEvent.DIRECT_READ_DONE if is_direct else ChunkEvent.READ_DONE)
         if self._state is not EpochState.RUNNING:
             return self._quiesce()
+        if is_direct:
+            self._num_installed += 1
+            return self._finish()
         actions: list[ConsumerAction] = []
-        while self._has_landed(self._next_scatter):
-            self._move(self._next_scatter, ChunkEvent.HANDED_OUT)
-            actions.append(Scatter(self._next_scatter))
-            self._next_scatter += 1
+        for index in self._from(self._num_handed_out):
+            if self._states[index] is not ChunkState.LANDED:
+                break
+            self._move(index, ChunkEvent.HANDED_OUT)
+            self._num_handed_out += 1
+            actions.append(Scatter(index))
         return actions
 
     def read_failed(self, index: int, reason: str) -> list[ConsumerAction]:
@@ -139,15 +164,17 @@ class ConsumerEpoch:
     def scatter_enqueued(self, index: int) -> list[ConsumerAction]:
         """Every copy out of the receive slot of ``index`` is enqueued, its event recorded after."""
         self._check_move(index, ChunkEvent.SCATTER_ENQUEUED)
-        self._ring.enqueued(self._chunks[index].receive_slot, self._generations[index])
+        self._ring.enqueued(self._slot_of[index], self._generations[index])
         self._move(index, ChunkEvent.SCATTER_ENQUEUED)
         return []
 
     def scatter_completed(self, index: int) -> list[ConsumerAction]:
         """The event recorded after the scatter of ``index`` has completed: its slot is free."""
         self._check_index(index)
+        if index not in self._slot_of:
+            raise ProtocolError(f"scatter_completed of {self._name(index)}, which is direct")
         # The ring decides: a completion of an earlier use of the slot must not free it.
-        self._ring.completed(self._chunks[index].receive_slot, self._generations[index])
+        self._ring.completed(self._slot_of[index], self._generations[index])
         self._move(index, ChunkEvent.SCATTER_COMPLETED)
         self._num_installed += 1
         return self._advance() if self._state is EpochState.RUNNING else self._quiesce()
@@ -160,7 +187,7 @@ class ConsumerEpoch:
         """
         self._check_move(index, ChunkEvent.SCATTER_FAILED)
         if self._states[index] is ChunkState.SCATTERING:
-            self._ring.completed(self._chunks[index].receive_slot, self._generations[index])
+            self._ring.completed(self._slot_of[index], self._generations[index])
         return self._lose(index, ChunkEvent.SCATTER_FAILED, f"scatter failed: {reason}")
 
     def abort(self, reason: str) -> list[ConsumerAction]:
@@ -178,39 +205,43 @@ class ConsumerEpoch:
         """What holds this epoch up, for the message of a timeout; "nothing" when it is over."""
         if self._state is EpochState.NEW:
             return "begin"
-        if self._state is EpochState.RUNNING and self._next < len(self._chunks):
-            if self._states[self._next] is ChunkState.AWAITED:
-                return self._wait_of(self._next)
-            slot = self._chunks[self._next].receive_slot
+        unposted = (i for i, state in enumerate(self._states) if state in _UNPOSTED)
+        if self._state is EpochState.RUNNING and (first := next(unposted, None)) is not None:
+            if self._states[first] is ChunkState.AWAITED:
+                return self._wait_of(first)
+            slot = self._slot_of[first]
             holder = self._ring.use(slot)
             if holder is not None:
-                name = self._name(self._next)
+                name = self._name(first)
                 return f"{name}: receive slot {slot}, still used by {self._wait_of(holder)}"
         if self._in_flight:
             return self._wait_of(min(self._in_flight))
         return "nothing"
 
     def _advance(self) -> list[ConsumerAction]:
-        """Post every READ that may go, in plan order; notice the end."""
+        """Post every READ into a slot that may go, in plan order; notice the end."""
         actions: list[ConsumerAction] = []
-        while self._next < len(self._chunks):
-            index = self._next
-            slot = self._chunks[index].receive_slot
+        for index in self._from(self._num_posted):
+            slot = self._slot_of[index]
             if self._states[index] is not ChunkState.READABLE:
                 break
             if self._ring.state(slot) is not SlotState.FREE:
                 break
             self._generations[index] = self._ring.acquire(slot, index)
             self._move(index, ChunkEvent.POSTED)
-            self._next += 1
+            self._num_posted += 1
             actions.append(PostRead(index))
-        if self._num_installed == len(self._chunks):
-            self._state = EpochState.FINISHED
-            actions.append(Finished())
-        return actions
+        return actions + self._finish()
 
-    def _has_landed(self, index: int) -> bool:
-        return index < len(self._chunks) and self._states[index] is ChunkState.LANDED
+    def _from(self, position: int) -> Sequence[int]:
+        """The slotted chunks from a position on; no more are in their slots at a time."""
+        return self._slotted[position : position + self._num_slots]
+
+    def _finish(self) -> list[ConsumerAction]:
+        if self._num_installed < len(self._chunks):
+            return []
+        self._state = EpochState.FINISHED
+        return [Finished()]
 
     def _lose(self, index: int, event: ChunkEvent, reason: str) -> list[ConsumerAction]:
         self._move(index, event)

@@ -8,7 +8,7 @@ from rdt_plan.dtypes import item_bytes
 from rdt_plan.placement import Placement
 from rdt_plan.slices import Slice, canonical, contiguous_stride
 
-__all__ = ["Piece", "cut"]
+__all__ = ["Piece", "cut", "in_order"]
 
 Piece = tuple[Slice, tuple[Placement, ...]]
 """A slice and the copies made from it."""
@@ -52,7 +52,7 @@ def cut(slice_: Slice, placements: Iterable[Placement], max_bytes: int) -> list[
     32 (4,)
     """
     placements = tuple(placements)
-    if slice_.num_bytes <= max_bytes or not all(map(_in_order, placements)):
+    if slice_.num_bytes <= max_bytes or not all(map(in_order, placements)):
         return [(slice_, placements)]
     regions = [_Region.of(r.offset, r.shape, r.stride) for r in (slice_, *placements)]
     max_numel = max(max_bytes // item_bytes(slice_.dtype), 1)
@@ -78,7 +78,7 @@ def cut(slice_: Slice, placements: Iterable[Placement], max_bytes: int) -> list[
     return pieces
 
 
-def _in_order(placement: Placement) -> bool:
+def in_order(placement: Placement) -> bool:
     """Whether it reads every packed element once, in order."""
     return prod(placement.shape) == placement.slice.numel and all(
         extent == 1 or stride == step

@@ -36,8 +36,8 @@ _MAX_U32 = 2**32 - 1
 class Kind(IntEnum):
     """What a doorbell says."""
 
-    READY = 1  #: producer to consumer: chunk ``seq`` is packed, its serve slot is readable.
-    DONE = 2  #: consumer to producer: chunk ``seq`` has been read, its serve slot is free.
+    READY = 1  #: producer to consumer: chunk ``seq`` is readable, in its slot or directly.
+    DONE = 2  #: consumer to producer: chunk ``seq`` has been read, nobody needs its bytes.
 
 
 @dataclass(frozen=True, slots=True)

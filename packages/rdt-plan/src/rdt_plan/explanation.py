@@ -29,7 +29,8 @@ def explain(plan: "SyncPlan") -> str:
         lines.append(f"  {_chunk(chunk)}")
     lines += [f"program of {_program(each, plan)}" for each in plan.programs]
     lines.append(
-        f"total: pulls {_size(plan.bytes_pulled)} ({_size(plan.slice_bytes)} of slices), "
+        f"total: pulls {_size(plan.bytes_pulled)} ({_size(plan.slice_bytes)} of slices; "
+        f"{_size(plan.direct_bytes)} direct, {_size(plan.staged_bytes)} staged), "
         f"lands {_size(plan.bytes_landed)} in {_count(plan.modules, 'module')}, "
         f"{_count(plan.fills, 'fill')}, "
         f"{_count(plan.modules_without_chunks, 'module')} without chunks" + _staged(plan)
@@ -39,9 +40,10 @@ def explain(plan: "SyncPlan") -> str:
 
 def _chunk(chunk: "Chunk") -> str:
     serve = chunk.serve
+    way = f"serve slot {serve.serve_slot} -> receive slot {chunk.receive_slot}"
     text = (
         f"chunk {chunk.index}: owner {chunk.owner} seq {serve.seq}, "
-        f"serve slot {serve.serve_slot} -> receive slot {chunk.receive_slot}, "
+        f"{'direct' if chunk.is_direct else way}, "
         f"{_size(serve.num_bytes)}, {_count(serve.slices, 'slice')}, "
         f"{_count(chunk.placements, 'placement')}, "
         f"{_span(slice_.name for slice_ in serve.slices)}"

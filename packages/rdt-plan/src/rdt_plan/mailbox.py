@@ -6,7 +6,8 @@ another session is dropped and counted.
 
 A sender's doorbells arrive in the order it sent them. So a sender seen in one epoch has left every
 earlier one, and only those of its newest epoch are worth keeping. Its stream in one epoch cannot
-run ahead of its reader by more than its serve slots, which is the natural ``kept_per_sender``.
+run ahead of its reader by more than its serve slots and its direct chunks: `SyncPlan.max_unread` is
+the natural ``kept_per_sender``.
 """
 
 from enum import Enum
@@ -47,7 +48,7 @@ class Mailbox:
         self._kept_per_sender = kept_per_sender
         self._session: bytes | None = None
         self._epoch = 0
-        self._kept: dict[bytes, list[Doorbell]] = {}
+        self._kept: dict[bytes, dict[Doorbell, None]] = {}  # in the order in which they came
         self._dropped = dict.fromkeys(DropReason, 0)
 
     @property
@@ -88,11 +89,12 @@ class Mailbox:
         return self._keep(doorbell)
 
     def _keep(self, doorbell: Doorbell) -> Verdict:
-        kept = self._kept.setdefault(doorbell.sender, [])
-        if kept and kept[0].session == doorbell.session and doorbell.epoch < kept[0].epoch:
+        kept = self._kept.setdefault(doorbell.sender, {})
+        first = next(iter(kept), doorbell)
+        if first.session == doorbell.session and doorbell.epoch < first.epoch:
             return self._drop(DropReason.OLD_EPOCH)
-        if kept and (kept[0].session, kept[0].epoch) != (doorbell.session, doorbell.epoch):
-            foreign = kept[0].session != doorbell.session
+        if (first.session, first.epoch) != (doorbell.session, doorbell.epoch):
+            foreign = first.session != doorbell.session
             reason = DropReason.FOREIGN_SESSION if foreign else DropReason.OLD_EPOCH
             self._dropped[reason] += len(kept)
             kept.clear()
@@ -100,7 +102,7 @@ class Mailbox:
             return Verdict.KEPT
         if len(kept) >= self._kept_per_sender:
             return self._drop(DropReason.OVERFLOW)
-        kept.append(doorbell)
+        kept[doorbell] = None
         return Verdict.KEPT
 
     def _drop(self, reason: DropReason) -> Verdict:

@@ -1,5 +1,6 @@
 """The plan of one consumer: every READ of a weight sync, built once and then only followed."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -7,20 +8,20 @@ from itertools import chain
 from math import prod
 
 from rdt_plan._encoding import plan_form
-from rdt_plan.chunks import Chunk, Draft, ServeChunk, chunked
+from rdt_plan.chunks import Chunk, Draft, ServeChunk, drafts_of
 from rdt_plan.digest import digest_of
+from rdt_plan.direct import DirectRule
 from rdt_plan.dtypes import item_bytes
 from rdt_plan.errors import PlanError
 from rdt_plan.explanation import explain
 from rdt_plan.groups import group_schedule
 from rdt_plan.identity import ConsumerId
-from rdt_plan.layout import align
 from rdt_plan.manifest import Manifest
 from rdt_plan.placement import Fill, Write
 from rdt_plan.program import Program
 from rdt_plan.staging import check_programs, is_staging, staging_bytes, stagings
 from rdt_plan.streams import streams_of
-from rdt_plan.table import ChunkTable
+from rdt_plan.table import ChunkTable, slot_bytes
 
 __all__ = ["ChunkTable", "ConsumerId", "SyncPlan", "build_plan"]
 
@@ -34,8 +35,10 @@ class SyncPlan:
         manifest_digest: digest of the manifest it was built from.
         schedule: the group schedule, a permutation of all gather groups.
         num_slots: slots of the receive ring, and of every serve ring.
-        max_chunk_bytes: cap on a chunk; only a piece that cannot be cut exceeds it.
-        chunks: in plan order: schedule position of the group, owner, seq.
+        max_chunk_bytes: cap on a chunk that takes a slot; only a piece that cannot be cut exceeds
+            it.
+        chunks: in plan order: schedule position of the group, owner, seq. Of each group and owner,
+            direct ones come first.
         fills: constants, written when their module is materialised, before its placements.
         modules_without_chunks: modules to materialise and complete although no byte is read for
             them: they have only fills, only tensors without elements, or a program without inputs.
@@ -75,13 +78,28 @@ class SyncPlan:
 
     @property
     def receive_slot_bytes(self) -> int:
-        """Bytes of one receive slot, a multiple of 16; 0 when there are no chunks."""
-        return align(max((chunk.serve.num_bytes for chunk in self.chunks), default=0))
+        """Bytes of one receive slot, a multiple of 16; 0 when no chunk takes one."""
+        return slot_bytes(chunk.serve for chunk in self.chunks)
+
+    @property
+    def max_unread(self) -> int:
+        """How many chunks a producer can have announced that this consumer has not read."""
+        return self.num_slots + sum(chunk.is_direct for chunk in self.chunks)
 
     @property
     def bytes_pulled(self) -> int:
         """Bytes that cross the wire, the padding between slices included."""
-        return sum(chunk.serve.num_bytes for chunk in self.chunks)
+        return self.direct_bytes + self.staged_bytes
+
+    @property
+    def direct_bytes(self) -> int:
+        """Bytes that are read from the producers' own tensors into the model's."""
+        return sum(chunk.serve.num_bytes for chunk in self.chunks if chunk.is_direct)
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes that pass through slots, the padding between slices included."""
+        return sum(chunk.serve.num_bytes for chunk in self.chunks if not chunk.is_direct)
 
     @property
     def slice_bytes(self) -> int:
@@ -127,7 +145,7 @@ class SyncPlan:
                 owner=owner,
                 plan_digest=self.digest,
                 num_slots=self.num_slots,
-                slot_bytes=align(max(row.num_bytes for row in chunks)),
+                slot_bytes=slot_bytes(chunks),
                 chunks=tuple(chunks),
             )
             for owner, chunks in rows.items()
@@ -143,6 +161,8 @@ def build_plan(
     num_slots: int = 2,
     max_chunk_bytes: int = 64 << 20,
     programs: Sequence[Program] = (),
+    direct: DirectRule | None = None,
+    max_direct_bytes: int = 1 << 30,
 ) -> SyncPlan:
     """Plan the sync of one consumer.
 
@@ -153,9 +173,12 @@ def build_plan(
         consumer: whose plan it is.
         num_workers: workers of its replica.
         num_slots: slots of each ring.
-        max_chunk_bytes: cap on a chunk, in bytes.
+        max_chunk_bytes: cap on a chunk that takes a slot, in bytes.
         programs: what the loaders compute; at most one a module, and no tensor is both written
             here and touched by one.
+        direct: what may be read from the trainer's memory into the model's; None: nothing. A
+            module with a fill or a program has no part in it.
+        max_direct_bytes: cap on a direct chunk, in bytes.
 
     Raises:
         PlanError: a name that is not in the manifest, or a write or program that contradicts
@@ -163,19 +186,23 @@ def build_plan(
         SliceError: a slice that leaves its tensor.
         OwnershipError, RoutingError: nobody can serve a slice.
     """
-    if num_slots < 1 or max_chunk_bytes < 1:
+    if num_slots < 1 or max_chunk_bytes < 1 or max_direct_bytes < 1:
         raise PlanError(
-            f"expected at least 1 slot and 1 byte, found {num_slots=} and {max_chunk_bytes=}"
+            f"expected at least 1 slot and 1 byte, found {num_slots=}, {max_chunk_bytes=} and "
+            f"{max_direct_bytes=}"
         )
     check_programs(programs, writes)
     writes = [*writes, *chain.from_iterable(map(stagings, programs))]
     streams = streams_of(manifest, writes, consumer.worker, num_workers)
     schedule = group_schedule(manifest)
+    fills = tuple(write for write in writes if isinstance(write, Fill))
+    rule = direct or DirectRule({}, frozenset())
+    rule = rule.without({each.module for each in (*fills, *programs)})
     drafts = [
         (owner, group, draft)
         for group in schedule
         for owner, stream in sorted(streams.get(group, {}).items())
-        for draft in chunked(stream, max_chunk_bytes)
+        for draft in drafts_of(owner, stream, rule, max_chunk_bytes, max_direct_bytes)
     ]
     chunks = _chunks(drafts, num_slots)
     started = {module for chunk in chunks for module in chunk.materialize}
@@ -187,7 +214,7 @@ def build_plan(
         num_slots=num_slots,
         max_chunk_bytes=max_chunk_bytes,
         chunks=chunks,
-        fills=tuple(write for write in writes if isinstance(write, Fill)),
+        fills=fills,
         modules_without_chunks=tuple(module for module in modules if module not in started),
         programs=tuple(programs),
     )
@@ -203,11 +230,16 @@ def _chunks(drafts: Sequence[tuple[int, int, Draft]], num_slots: int) -> tuple[C
         for module in touched:
             first.setdefault(module, index)
             last[module] = index
-    next_seq: dict[int, int] = {}
+    next_seq: Counter[int] = Counter()
+    slotted: Counter[int] = Counter()  # chunks that take a slot, by owner
     chunks = []
     for index, (owner, group, draft) in enumerate(drafts):
-        seq = next_seq.get(owner, 0)
-        next_seq[owner] = seq + 1
+        seq = next_seq[owner]
+        next_seq[owner] += 1
+        serve_slot = receive_slot = None
+        if not draft.is_direct:
+            serve_slot, receive_slot = slotted[owner] % num_slots, slotted.total() % num_slots
+            slotted[owner] += 1
         chunks.append(
             Chunk(
                 index=index,
@@ -215,12 +247,12 @@ def _chunks(drafts: Sequence[tuple[int, int, Draft]], num_slots: int) -> tuple[C
                 serve=ServeChunk(
                     seq=seq,
                     group=group,
-                    serve_slot=seq % num_slots,
+                    serve_slot=serve_slot,
                     num_bytes=draft.layout.num_bytes,
                     slices=tuple(draft.slices),
                     offsets=draft.layout.offsets,
                 ),
-                receive_slot=index % num_slots,
+                receive_slot=receive_slot,
                 placements=placements[index],
                 materialize=tuple(m for m in modules[index] if first[m] == index),
                 complete=tuple(m for m in modules[index] if last[m] == index),

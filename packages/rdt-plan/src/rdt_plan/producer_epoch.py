@@ -5,46 +5,18 @@ legal moves of a chunk are those of `rdt_plan.transitions`. Any other raises `Pr
 broke the protocol) or `PeerProtocolError` (a consumer did) and changes nothing.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 
 from rdt_plan._serve_stream import ServeStream
 from rdt_plan.epoch import EpochState, Finished, Quiesced
 from rdt_plan.errors import PeerProtocolError, PlanError, ProtocolError
 from rdt_plan.identity import ConsumerId
+from rdt_plan.producer_actions import Pack, ProducerAction, Ready, Release
 from rdt_plan.table import ChunkTable
 from rdt_plan.transitions import SERVE_TRANSITIONS, ServeEvent
 
 __all__ = ["Pack", "ProducerAction", "ProducerEpoch", "Ready", "Release"]
 
-
-@dataclass(frozen=True, slots=True)
-class Pack:
-    """Pack chunk ``seq`` into its serve slot of ``ring``, then report `pack_enqueued`.
-
-    A ring is called by the plan digest of its readers.
-    """
-
-    ring: str
-    seq: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """Tell ``consumer`` that its chunk ``seq`` is readable."""
-
-    consumer: ConsumerId
-    seq: int
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Nobody needs the tensors of ``group`` any more: neither a live consumer nor a pack."""
-
-    group: int
-
-
-ProducerAction = Pack | Ready | Release | Finished | Quiesced
 
 _MAX_NAMED = 4  # consumers that one text names
 
@@ -54,26 +26,32 @@ class ProducerEpoch:
 
     Consumers of one plan digest read one serve ring, each chunk of which is packed once. Chunks
     are packed in seq order a ring, each when its group is published and its serve slot is free:
-    DONE from every live reader of the chunk that used it before. A group is released when every
-    live consumer's chunks of it are DONE and no pack of it is in flight; one that nobody reads,
-    when published.
+    DONE from every live reader of the chunk that used it before. Direct chunks need no slot and
+    wait for no other: they start with their group. A group is released when every live consumer's
+    chunks of it are DONE and no pack of it is in flight; one that nobody reads, when published.
 
     Args:
         tables: the chunk table of every live consumer.
         groups: this rank's gather groups, in schedule order.
         lookahead: published groups that may be unreleased beyond the oldest one.
+        standing: groups whose tensors are there anyway: they do not count against the lookahead.
 
     An epoch without groups is FINISHED from the start. Raises `PlanError` when a table contradicts
     ``groups``, itself, or another one of its plan digest.
     """
 
     def __init__(
-        self, tables: Mapping[ConsumerId, ChunkTable], groups: Sequence[int], lookahead: int
+        self,
+        tables: Mapping[ConsumerId, ChunkTable],
+        groups: Sequence[int],
+        lookahead: int,
+        standing: Collection[int] = (),
     ) -> None:
         if lookahead < 0:
             raise ProtocolError(f"lookahead: expected at least 0, found {lookahead}")
         self._groups = tuple(groups)
         self._lookahead = lookahead
+        self._standing = frozenset(standing)
         self._positions = {group: position for position, group in enumerate(self._groups)}
         if len(self._positions) != len(self._groups):
             raise PlanError(f"groups repeat: {self._groups}")
@@ -99,12 +77,16 @@ class ProducerEpoch:
         return self._state
 
     def may_publish(self) -> bool:
-        """Whether a next group exists and at most ``lookahead`` published ones are unreleased."""
-        return (
-            self._state is EpochState.RUNNING
-            and self._num_published < len(self._groups)
-            and len(self._unreleased) <= self._lookahead
-        )
+        """Whether a next group exists and there is room for it.
+
+        There is for a standing one, and as long as at most ``lookahead`` published groups that are
+        not standing are unreleased.
+        """
+        if self._state is not EpochState.RUNNING or self._num_published == len(self._groups):
+            return False
+        if self._groups[self._num_published] in self._standing:
+            return True
+        return sum(group not in self._standing for group in self._unreleased) <= self._lookahead
 
     def publish(self, group: int) -> list[ProducerAction]:
         """The tensors of ``group`` are there until it is released."""
@@ -121,7 +103,9 @@ class ProducerEpoch:
         self._num_published += 1
         self._unreleased.append(group)
         actions: list[ProducerAction] = []
-        for ring in self._streams:
+        for ring, stream in self._streams.items():
+            if stream.readers:
+                actions += [self._start(ring, seq) for seq in stream.direct.get(group, ())]
             actions += self._advance(ring)
         return actions + self._release()
 
@@ -222,20 +206,23 @@ class ProducerEpoch:
         return "; ".join(texts[:_MAX_NAMED] + more)
 
     def _advance(self, ring: str) -> list[ProducerAction]:
-        """Start every pack of one ring that may start, in seq order."""
+        """Start every pack into a slot of one ring that may start, in seq order."""
         stream = self._streams[ring]
         actions: list[ProducerAction] = []
-        while stream.readers and stream.next_seq < len(stream.chunks):
-            seq = stream.next_seq
+        while stream.readers and stream.num_started < len(stream.slotted):
+            seq = stream.slotted[stream.num_started]
             if self._positions[stream.chunks[seq].group] >= self._num_published:
                 break
             if not stream.has_free_slot(seq):
                 break
-            self._move(ring, seq, ServeEvent.STARTED)
-            stream.next_seq += 1
-            self._packs.add((ring, seq))
-            actions.append(Pack(ring, seq))
+            stream.num_started += 1
+            actions.append(self._start(ring, seq))
         return actions
+
+    def _start(self, ring: str, seq: int) -> Pack:
+        self._move(ring, seq, ServeEvent.STARTED)
+        self._packs.add((ring, seq))
+        return Pack(ring, seq)
 
     def _pack_ended(self, ring: str, seq: int) -> list[ProducerAction]:
         self._packs.discard((ring, seq))

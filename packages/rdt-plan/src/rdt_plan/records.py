@@ -12,7 +12,17 @@ from typing import Any, NamedTuple
 from rdt_plan._base64 import base64_of, bytes_of
 from rdt_plan._decoding import consumer_of
 from rdt_plan._encoding import consumer_form
-from rdt_plan._fields import array, digest, fields, integer, positive, rows, string
+from rdt_plan._fields import (
+    MAX_NAME_CHARS,
+    array,
+    digest,
+    fields,
+    hex32,
+    integer,
+    positive,
+    rows,
+    short_name,
+)
 from rdt_plan.errors import WireFormatError
 from rdt_plan.identity import ConsumerId
 from rdt_plan.table import ChunkTable
@@ -27,6 +37,7 @@ __all__ = [
     "Offer",
     "ProducerRecord",
     "SlotRegion",
+    "SourceRegion",
     "Subscription",
 ]
 
@@ -36,20 +47,28 @@ MAX_METADATA_BYTES = 16 << 20
 MAX_WORKERS = 1 << 16
 """Of one replica."""
 
-MAX_NAME_CHARS = 256
 
-_HEX = frozenset("0123456789abcdef")
+class SourceRegion(NamedTuple):
+    """Where what a producer holds of one name lies in its memory, contiguous, for all its life.
+
+    ``param`` is the name's index in the manifest; the length is that of what the rank holds of it.
+    """
+
+    param: int
+    address: int
+    device: int
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerRecord:
-    """One trainer rank and how to reach it."""
+    """One trainer rank and how to reach it; ``sources`` may be read directly, by ``param``."""
 
     rank: int
     incarnation: str
     wire_name: str
     metadata: bytes
     manifest_digest: str
+    sources: tuple[SourceRegion, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -58,18 +77,24 @@ class ProducerRecord:
             "wire_name": self.wire_name,
             "metadata": base64_of(self.metadata),
             "manifest_digest": self.manifest_digest,
+            "sources": [list(source) for source in self.sources],
         }
 
     @classmethod
     def from_json(cls, value: Any) -> "ProducerRecord":
         form = fields(value, "producer", frozenset(cls.__slots__))
-        return cls(
+        record = cls(
             rank=integer(form["rank"], "rank"),
-            incarnation=_hex32(form["incarnation"], "incarnation"),
-            wire_name=_name(form["wire_name"], "wire_name"),
+            incarnation=hex32(form["incarnation"], "incarnation"),
+            wire_name=short_name(form["wire_name"], "wire_name"),
             metadata=bytes_of(form["metadata"], "metadata", MAX_METADATA_BYTES),
             manifest_digest=digest(form["manifest_digest"], "manifest_digest"),
+            sources=rows(form["sources"], "sources", _source_of),
         )
+        params = [source.param for source in record.sources]
+        if params != sorted(set(params)):
+            raise WireFormatError("sources: expected each parameter once, in the manifest's order")
+        return record
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +130,8 @@ class JobRecord:
     def from_json(cls, value: Any) -> "JobRecord":
         form = fields(value, "job", frozenset(cls.__slots__))
         record = cls(
-            job=_name(form["job"], "job"),
-            session=_hex32(form["session"], "session"),
+            job=short_name(form["job"], "job"),
+            session=hex32(form["session"], "session"),
             wire_version=positive(form["wire_version"], "wire_version"),
             num_producers=positive(form["num_producers"], "num_producers"),
             num_slots=positive(form["num_slots"], "num_slots"),
@@ -159,8 +184,8 @@ class Subscription:
         record = cls(
             consumer=consumer_of(form["consumer"]),
             num_workers=positive(form["num_workers"], "num_workers"),
-            incarnation=_hex32(form["incarnation"], "incarnation"),
-            wire_name=_name(form["wire_name"], "wire_name"),
+            incarnation=hex32(form["incarnation"], "incarnation"),
+            wire_name=short_name(form["wire_name"], "wire_name"),
             metadata=bytes_of(form["metadata"], "metadata", MAX_METADATA_BYTES),
             wire_version=positive(form["wire_version"], "wire_version"),
             plan_digest=digest(form["plan_digest"], "plan_digest"),
@@ -187,7 +212,10 @@ class SlotRegion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The serve ring of one producer for one consumer incarnation, by serve slot."""
+    """The serve ring of one producer for one consumer incarnation, by serve slot.
+
+    No slots: all that the consumer reads from it is direct.
+    """
 
     consumer: ConsumerId
     consumer_incarnation: str
@@ -213,10 +241,10 @@ class Offer:
         form = fields(value, "offer", frozenset(cls.__slots__))
         return cls(
             consumer=consumer_of(form["consumer"]),
-            consumer_incarnation=_hex32(form["consumer_incarnation"], "consumer_incarnation"),
+            consumer_incarnation=hex32(form["consumer_incarnation"], "consumer_incarnation"),
             rank=integer(form["rank"], "rank"),
-            producer_incarnation=_hex32(form["producer_incarnation"], "producer_incarnation"),
-            wire_name=_name(form["wire_name"], "wire_name"),
+            producer_incarnation=hex32(form["producer_incarnation"], "producer_incarnation"),
+            wire_name=short_name(form["wire_name"], "wire_name"),
             metadata=bytes_of(form["metadata"], "metadata", MAX_METADATA_BYTES),
             slots=rows(form["slots"], "slots", _slot_of),
         )
@@ -241,13 +269,20 @@ class EpochRecord:
     def from_json(cls, value: Any) -> "EpochRecord":
         form = fields(value, "epoch", frozenset(cls.__slots__))
         record = cls(
-            session=_hex32(form["session"], "session"),
+            session=hex32(form["session"], "session"),
             epoch=positive(form["epoch"], "epoch"),
             live=rows(form["live"], "live", _live_of),
         )
         if len({consumer for consumer, _ in record.live}) != len(record.live):
             raise WireFormatError("live: expected each consumer once")
         return record
+
+
+def _source_of(row: Any) -> SourceRegion:
+    param, address, device = array(row, "source", 3)
+    return SourceRegion(
+        integer(param, "param"), integer(address, "address"), integer(device, "device")
+    )
 
 
 def _slot_of(row: Any) -> SlotRegion:
@@ -259,20 +294,4 @@ def _slot_of(row: Any) -> SlotRegion:
 
 def _live_of(row: Any) -> tuple[ConsumerId, str]:
     consumer, incarnation = array(row, "live", 2)
-    return consumer_of(consumer), _hex32(incarnation, "incarnation")
-
-
-def _name(value: Any, where: str) -> str:
-    if not 1 <= len(string(value, where)) <= MAX_NAME_CHARS:
-        raise WireFormatError(
-            f"{where}: expected 1 to {MAX_NAME_CHARS} characters, found {len(value)}"
-        )
-    return value
-
-
-def _hex32(value: Any, where: str) -> str:
-    if len(string(value, where)) != 32 or not _HEX.issuperset(value):
-        raise WireFormatError(
-            f"{where}: expected 32 lower-case hexadecimal digits, found {value[:80]!r}"
-        )
-    return value
+    return consumer_of(consumer), hex32(incarnation, "incarnation")

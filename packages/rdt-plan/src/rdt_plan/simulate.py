@@ -6,13 +6,13 @@ others. Messages between one pair keep their order, as a wire keeps it, but for 
 the rendezvous tells one party keeps its order, and may be overtaken by doorbells.
 
 It finds: waits that nobody can end, slots that were reused early (a scatter finds the wrong chunk
-in its slot), lost chunks, chunks out of order, groups that are resident beyond the lookahead, read
-after their release or never released, an end that is announced with something in flight, a commit
-by a fenced incarnation, an epoch that a live consumer neither committed nor was told the failure
-of, and any event that a role refuses.
+in its slot), sources that changed while they were read directly, lost chunks, chunks out of order,
+groups that are resident beyond the lookahead, read after their release or never released, an end
+that is announced with something in flight, a commit by a fenced incarnation, an epoch that a live
+consumer neither committed nor was told the failure of, and any event that a role refuses.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -67,7 +67,7 @@ class Report:
         producers: the state each producer ended in, by rank.
         commits: who committed, by epoch.
         failures: the epochs that were given up, and why.
-        max_resident: most groups that were resident on one rank at a time.
+        max_resident: most groups that were resident on one rank at a time, but for standing ones.
         num_packs: packs that were started.
     """
 
@@ -91,6 +91,7 @@ def simulate(
     faults: Faults | None = None,
     max_steps: int | None = None,
     rendezvous: type[SimulatedRendezvous] | None = None,
+    standing: Mapping[int, Collection[int]] | None = None,
 ) -> Report:
     """Run the whole fleet through ``num_epochs`` epochs, those that are given up included.
 
@@ -103,11 +104,14 @@ def simulate(
         faults: what goes wrong.
         max_steps: a longer run is a violation; None: a bound that grows with the plans only.
         rendezvous: another one than `SimulatedRendezvous`.
+        standing: by rank, the groups whose tensors are there anyway.
 
     Raises `PlanError` when the plans do not fit the groups.
     """
     meeting = SimulatedRendezvous if rendezvous is None else rendezvous
-    fleet = _Simulation(plans, groups, lookahead, seed, num_epochs, faults or Faults(), meeting)
+    fleet = _Simulation(
+        plans, groups, lookahead, seed, num_epochs, faults or Faults(), meeting, standing or {}
+    )
     return fleet.run(fleet.bound() if max_steps is None else max_steps)
 
 
@@ -121,6 +125,7 @@ class _Simulation:
         num_epochs: int,
         faults: Faults,
         rendezvous: type[SimulatedRendezvous],
+        standing: Mapping[int, Collection[int]],
     ) -> None:
         self.rng = Random(seed)
         self.faults = faults
@@ -137,6 +142,7 @@ class _Simulation:
                 lookahead,
                 num_epochs=num_epochs,
                 num_slots=max((plan.num_slots for plan in plans), default=1),
+                standing=standing.get(rank, ()),
             )
             for rank in sorted(groups)
         ]

@@ -81,8 +81,10 @@ def streams_of(
             stream = whole.get(route)
             if stream is None:
                 stream = whole[route] = stream_of(*route)
-        copies = stream.get(slice_)
-        stream[slice_] = (write,) if copies is None else (*copies, write)
+        first = (write,)
+        copies = stream.setdefault(slice_, first)
+        if copies is not first:
+            stream[slice_] = (*copies, write)
     for slice_, copies in sharded.items():
         meta = params[slice_.name]
         sets = ownership.sets_by_cell[slice_.name]

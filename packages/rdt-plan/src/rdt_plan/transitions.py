@@ -36,6 +36,7 @@ class ChunkEvent(Enum):
     READY = "READY"
     POSTED = "posted"
     READ_DONE = "read_done"
+    DIRECT_READ_DONE = "read_done of a direct chunk"
     READ_FAILED = "read_failed"
     HANDED_OUT = "handed out"
     SCATTER_ENQUEUED = "scatter_enqueued"
@@ -47,6 +48,7 @@ CHUNK_TRANSITIONS = {
     (ChunkState.AWAITED, ChunkEvent.READY): ChunkState.READABLE,
     (ChunkState.READABLE, ChunkEvent.POSTED): ChunkState.READING,
     (ChunkState.READING, ChunkEvent.READ_DONE): ChunkState.LANDED,
+    (ChunkState.READING, ChunkEvent.DIRECT_READ_DONE): ChunkState.INSTALLED,
     (ChunkState.READING, ChunkEvent.READ_FAILED): ChunkState.LOST,
     (ChunkState.LANDED, ChunkEvent.HANDED_OUT): ChunkState.HANDED_OUT,
     (ChunkState.HANDED_OUT, ChunkEvent.SCATTER_ENQUEUED): ChunkState.SCATTERING,
@@ -58,14 +60,15 @@ CHUNK_TRANSITIONS = {
 
 ABORTING_TRANSITIONS = CHUNK_TRANSITIONS | {
     (ChunkState.READING, ChunkEvent.READ_DONE): ChunkState.LOST,
+    (ChunkState.READING, ChunkEvent.DIRECT_READ_DONE): ChunkState.LOST,
 }
-"""The same while aborting: what lands then is not scattered."""
+"""The same while aborting: what lands then is not scattered, and does not count."""
 
 
 class ServeState(Enum):
     """Where a chunk is at its producer."""
 
-    QUEUED = "a free serve slot for {}"
+    QUEUED = "a free serve slot for {}"  # direct chunks are not queued once they are published
     PACKING = "the pack of {} to be enqueued"
     PACK_ENQUEUED = "the pack of {} to complete"
     ANNOUNCED = "DONE of {}"

@@ -1,6 +1,6 @@
 """The wire format: what crosses between packages and processes, as bytes.
 
-A message is compact JSON: ``{"body": ..., "kind": ..., "v": 1}``. Decoding is strict: another
+A message is compact JSON: ``{"body": ..., "kind": ..., "v": 2}``. Decoding is strict: another
 version, an unknown kind, a missing or foreign key, a value of the wrong type or sign raises
 `WireFormatError`. What only a manifest can tell (bounds, owners, groups) is `check_table`'s.
 """
@@ -31,7 +31,7 @@ __all__ = [
     "encode_table",
 ]
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 
 MAX_MESSAGE_BYTES = 128 << 20
 """Larger messages are refused unread; a plan over 150,000 names takes about a third of it."""
@@ -43,7 +43,7 @@ def encode_message(kind: str, body: Any) -> bytes:
     """The bytes of a message; raises `WireFormatError` above `MAX_MESSAGE_BYTES`.
 
     >>> encode_message("greeting", {"to": "all"})
-    b'{"body":{"to":"all"},"kind":"greeting","v":1}'
+    b'{"body":{"to":"all"},"kind":"greeting","v":2}'
     """
     data = canonical_json({"v": WIRE_VERSION, "kind": kind, "body": body})
     if len(data) > MAX_MESSAGE_BYTES:
@@ -60,9 +60,9 @@ def decode_message(data: bytes, kind: str) -> Any:
     Raises:
         WireFormatError: too large, no JSON, another wire version, another kind.
 
-    >>> decode_message(b'{"body":1,"kind":"greeting","v":2}', "greeting")
+    >>> decode_message(b'{"body":1,"kind":"greeting","v":1}', "greeting")
     Traceback (most recent call last):
-    rdt_plan.errors.WireFormatError: a greeting message of wire version 2: expected version 1; \
+    rdt_plan.errors.WireFormatError: a greeting message of wire version 1: expected version 2; \
 upgrade the older side
     """
     if len(data) > MAX_MESSAGE_BYTES:

@@ -11,6 +11,7 @@ from rdt_plan.testing.programs import programs
 from rdt_plan.testing.reference import elements, pack_slice, piece_bytes, place, serve_chunk
 from rdt_plan.testing.serve_tables import read_chunks, serve_table
 from rdt_plan.testing.strategies import (
+    direct_rules,
     dtype_names,
     fills,
     manifests,
@@ -25,6 +26,7 @@ from rdt_plan.testing.strategies import (
 __all__ = [
     "FUZZ_VARIABLE",
     "accepted_moves",
+    "direct_rules",
     "dtype_names",
     "elements",
     "fills",

@@ -1,7 +1,8 @@
 """A fleet by hand: for simulations that compare one rule with its absence."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from rdt_plan.direct import DirectRule
 from rdt_plan.groups import rank_schedule
 from rdt_plan.identity import ConsumerId
 from rdt_plan.manifest import Manifest, ParamMeta
@@ -14,14 +15,19 @@ __all__ = ["small_fleet"]
 _OWNERS = ((0, 1), (0,), (1,), (0, 1, 2), (2,))  # by gather group
 
 
-def small_fleet(num_slots: int = 2) -> tuple[list[SyncPlan], Mapping[int, Sequence[int]]]:
+def small_fleet(
+    num_slots: int = 2, direct: Collection[str] = ()
+) -> tuple[list[SyncPlan], Mapping[int, Sequence[int]]]:
     """Plans and each rank's groups: three ranks, five groups, replicas of 2, 2 and 1 workers.
 
-    Each plan has ten chunks. Workers of equal number have equal plans, so two rings serve all.
+    Each plan has ten chunks: two a group, of the names that end in a and b; those that end as
+    ``direct`` says are direct. Workers of equal number have equal plans, so two rings serve all.
     """
     params = [ParamMeta(f"l.{i}.{c}", "int8", (8,), _OWNERS[i]) for i in range(5) for c in "ab"]
     manifest = Manifest.build(params)
     slices = [whole(param) for param in params]
+    names = frozenset(param.name for param in params if param.name[-1] in direct)
+    rule = DirectRule(dict.fromkeys(range(3), names), frozenset((name, "w") for name in names))
     plans = [
         build_plan(
             manifest,
@@ -30,6 +36,8 @@ def small_fleet(num_slots: int = 2) -> tuple[list[SyncPlan], Mapping[int, Sequen
             num_workers=num_workers,
             num_slots=num_slots,
             max_chunk_bytes=8,
+            direct=rule,
+            max_direct_bytes=8,
         )
         for replica, num_workers in enumerate((2, 2, 1))
         for worker in range(num_workers)

@@ -56,7 +56,7 @@ def place(placement: Placement, packed: bytes, destination: bytearray) -> None:
 
 
 def serve_chunk(chunk: ServeChunk, sources: Mapping[str, bytes]) -> bytes:
-    """The packed bytes of ``chunk``, with zeros between slices."""
+    """The packed bytes of ``chunk``, which is not direct, with zeros between slices."""
     packed = bytearray(chunk.num_bytes)
     for slice_, offset in zip(chunk.slices, chunk.offsets, strict=True):
         data = pack_slice(slice_, sources[slice_.name])

@@ -1,7 +1,10 @@
 """Hypothesis strategies for manifests, slices and what is written from them; all small."""
 
+from collections.abc import Sequence
+
 from hypothesis import strategies as st
 
+from rdt_plan.direct import DirectRule
 from rdt_plan.manifest import Manifest, ParamMeta
 from rdt_plan.placement import Fill, Placement, Write
 from rdt_plan.plan import ConsumerId, SyncPlan, build_plan
@@ -9,6 +12,7 @@ from rdt_plan.slices import Slice, canonical, contiguous_stride
 from rdt_plan.testing.meshes import over_a_mesh
 
 __all__ = [
+    "direct_rules",
     "dtype_names",
     "fills",
     "manifests",
@@ -94,7 +98,9 @@ def slices(draw: st.DrawFn, meta: ParamMeta) -> Slice:
 
 @st.composite
 def regions(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-    """Offset and strides of a region of ``shape`` that touches no element twice."""
+    """Offset and strides of a region of ``shape`` that touches no element twice; often one run."""
+    if not draw(st.integers(0, 2)):
+        return draw(st.integers(0, 3)), contiguous_stride(shape)
     stride = [0] * len(shape)
     span = 1
     for dim in draw(st.permutations(range(len(shape)))):
@@ -183,8 +189,27 @@ def writes(
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> tuple[Manifest, tuple[Write, ...], int, SyncPlan]:
-    """A plan after what it was built from: manifest, writes and number of workers."""
+def direct_rules(draw: st.DrawFn, manifest: Manifest, drawn: Sequence[Write]) -> DirectRule:
+    """Some or all names, by rank, and some or all of the tensors that are written."""
+    names = frozenset(param.name for param in manifest.params)
+    places = frozenset((write.module, write.param) for write in drawn)
+    ranks = {rank for param in manifest.params for rank in param.owners}
+    some = st.frozensets(st.sampled_from(sorted(names)))
+    some_places = st.frozensets(st.sampled_from(sorted(places))) if places else st.just(places)
+    return DirectRule(
+        {rank: draw(st.one_of(st.just(names), some)) for rank in sorted(ranks)},
+        draw(st.one_of(st.just(places), some_places)),
+    )
+
+
+@st.composite
+def plans(
+    draw: st.DrawFn, direct: bool = False
+) -> tuple[Manifest, tuple[Write, ...], int, SyncPlan]:
+    """A plan after what it was built from: manifest, writes and number of workers.
+
+    ``direct``: and from a rule that makes some of its chunks direct.
+    """
     manifest = draw(manifests())
     drawn = draw(writes(manifest, min_writes=3, max_writes=10))
     num_workers = draw(st.integers(1, 5))
@@ -195,5 +220,7 @@ def plans(draw: st.DrawFn) -> tuple[Manifest, tuple[Write, ...], int, SyncPlan]:
         num_workers=num_workers,
         num_slots=draw(st.integers(1, 3)),
         max_chunk_bytes=draw(st.sampled_from((64, 16, 200, 1, 1 << 20))),
+        direct=draw(direct_rules(manifest, drawn)) if direct else None,
+        max_direct_bytes=draw(st.sampled_from((1 << 30, 64, 7, 1))) if direct else 1,
     )
     return manifest, drawn, num_workers, plan
