@@ -210,7 +210,7 @@ def test_reads_go_to_the_owner_of_their_handle(make):
     regions = region_of(target), region_of(source)
 
     def post(wire, own):
-        handle = wire.prepare_read(server.wire_name, *regions)
+        handle = wire.prepare_read(server.wire_name, [regions])
         if own:
             reader.own(handle, owner)
         wire.post(handle, doorbell_for(bytes(16)).encode())

@@ -89,7 +89,7 @@ def test_recorded_proof_proves_nothing(host: LocalHost) -> None:
     for _ in range(2):
         with socket.create_connection((host.address.host, host.address.port)) as sock:
             peer = Peer(sock)
-            peer.send({"kind": "hello", "protocol": 1, "job": JOB, "nonce": "ab"})
+            peer.send({"kind": "hello", "protocol": PROTOCOL_VERSION, "job": JOB, "nonce": "ab"})
             proofs.append(proof("client", "ab", peer.receive()["nonce"]))
             peer.send({"kind": "proof", "proof": proofs[0]})
             outcome = peer.receive()

@@ -1,6 +1,9 @@
 import logging
 import threading
 
+import pytest
+
+from rdt_transport.errors import SyncTimeoutError
 from rdt_transport.serving_thread import ServingThread
 
 WAIT_SECONDS = 20.0
@@ -96,9 +99,10 @@ def test_a_job_for_quiet_that_runs_can_be_waited_for():
     assert begun.wait(WAIT_SECONDS)
     thread.set_quiet(False)
 
-    assert not thread.wait_for_quiet_job(0.01)
+    with pytest.raises(SyncTimeoutError, match=r"still being admitted or dismissed after 0\.01 s"):
+        thread.wait_for_quiet_job(0.01)
     release.set()
-    assert thread.wait_for_quiet_job(WAIT_SECONDS)
+    thread.wait_for_quiet_job(WAIT_SECONDS)
     thread.close(WAIT_SECONDS)
 
 

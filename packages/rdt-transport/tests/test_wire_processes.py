@@ -42,7 +42,7 @@ def test_reads_land_bit_for_bit_and_notifications_arrive_in_order(reader, target
         connect(reader, address)
         peer.ask("connect", reader.call(lambda wire: wire.address()))
         handle = reader.call(
-            lambda wire: wire.prepare_read(address.name, region_of(target), remote)
+            lambda wire: wire.prepare_read(address.name, [(region_of(target), remote)])
         )
         for seed in range(2, 5):
             peer.ask("fill", seed)
@@ -88,7 +88,8 @@ def read_in_flight(reader, target, peer):
     """A read from a frozen peer: it cannot end, because the message before is not acknowledged."""
     address, remote = peer.ask("address"), peer.ask("region")
     connect(reader, address)
-    handle = reader.call(lambda wire: wire.prepare_read(address.name, region_of(target), remote))
+    pair = region_of(target), remote
+    handle = reader.call(lambda wire: wire.prepare_read(address.name, [pair]))
     assert read(reader, handle, b"one") == [ReadDone(handle)]
     peer.freeze()
     reader.call(lambda wire: wire.notify(address.name, b"unread"))

@@ -39,7 +39,7 @@ def test_a_read_copies_exactly_its_region(pair, data, seed):
     expected[here : here + num_bytes] = source[there : there + num_bytes]
 
     regions = region_of(target, here, num_bytes), region_of(source, there, num_bytes)
-    handle = reader.call(lambda wire: wire.prepare_read(server.name, *regions))
+    handle = reader.call(lambda wire: wire.prepare_read(server.name, [regions]))
     reader.call(lambda wire: wire.post(handle, b"read"))
     assert reader.take(1) == [ReadDone(handle)]
     reader.call(lambda wire: wire.release(handle))

@@ -6,7 +6,8 @@ they meet at a rendezvous. Importing this package imports torch, and neither NIX
 
 from rdt_transport.consumer import Consumer
 from rdt_transport.errors import RdtTransportError
-from rdt_transport.events import Event, Events, HostEvents
+from rdt_transport.events import CudaEvents, Event, Events, HostEvents, events_of
+from rdt_transport.intervals import Interval, Intervals
 from rdt_transport.memory import Arena
 from rdt_transport.producer import Producer
 from rdt_transport.progress import Endpoint, ProgressThread
@@ -22,10 +23,13 @@ from rdt_transport.wire.base import Wire
 __all__ = [
     "Arena",
     "Consumer",
+    "CudaEvents",
     "Endpoint",
     "Event",
     "Events",
     "HostEvents",
+    "Interval",
+    "Intervals",
     "JobSettings",
     "Producer",
     "ProgressThread",
@@ -34,5 +38,6 @@ __all__ = [
     "RendezvousClient",
     "SyncStats",
     "Wire",
+    "events_of",
     "host_local",
 ]

@@ -2,7 +2,7 @@
 
 Importing this module imports nothing of NIXL and sets nothing. Making a `NixlAgent` does both: it
 sets those of `ENVIRONMENT_DEFAULTS` that the user left unset, and then imports NIXL, because NIXL
-and UCX read them once, when the first agent of a process is made.
+reads its variables once, and UCX its own when an agent is made.
 """
 
 import importlib
@@ -147,16 +147,19 @@ class NixlAgent:
         with self._translated(f"{self.name} removing peer {peer}"):
             self._agent.remove_remote_agent(peer)
 
-    def prepare(self, peer: str | None, span: Span, memory: MemoryKind) -> Any:
-        """A prepared descriptor list of one region, of ``peer`` or (None) of our own."""
+    def prepare(self, peer: str | None, spans: Sequence[Span], memory: MemoryKind) -> Any:
+        """A prepared descriptor list of some regions, of ``peer`` or (None) of our own."""
         owner = "NIXL_INIT_AGENT" if peer is None else peer
-        with self._translated(f"{self.name} preparing a region of {peer or 'its own'}"):
-            return self._agent.prep_xfer_dlist(owner, [span], memory)
+        what = f"{len(spans)} regions of {peer or 'its own'}"
+        with self._translated(f"{self.name} preparing {what}"):
+            return self._agent.prep_xfer_dlist(owner, list(spans), memory)
 
-    def make_read(self, peer: str, local: Any, remote: Any) -> Any:
-        """A transfer handle that reads ``remote`` into ``local``, reusable after it finished."""
+    def make_read(self, peer: str, local: Any, remote: Any, count: int) -> Any:
+        """A transfer handle that reads all ``count`` regions of ``remote`` into those of ``local``,
+        in pairs; reusable after it finished."""
+        indices = list(range(count))
         with self._translated(f"{self.name} preparing a read from {peer}"):
-            return self._agent.make_prepped_xfer("READ", local, [0], remote, [0])
+            return self._agent.make_prepped_xfer("READ", local, indices, remote, indices)
 
     def post(self, peer: str, transfer: Any, notification: bytes) -> bool:
         """Start a transfer; True when it has finished already.

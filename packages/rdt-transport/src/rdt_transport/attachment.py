@@ -2,16 +2,29 @@
 
 import time
 import uuid
+from collections.abc import Mapping
 
 import torch
 
-from rdt_plan import Chunk, Doorbell, EpochRecord, Kind, Offer, Subscription, SyncPlan
+from rdt_plan import (
+    Chunk,
+    Doorbell,
+    EpochRecord,
+    Kind,
+    Offer,
+    Subscription,
+    SyncPlan,
+    decode_manifest,
+)
+from rdt_plan.records import JobRecord, SourceRegion
 from rdt_plan.wire import WIRE_VERSION
+from rdt_transport.destinations import Destination, Destinations
+from rdt_transport.direct_reads import direct_pairs
 from rdt_transport.errors import DisagreementError, WireError
 from rdt_transport.progress import Endpoint, ProgressThread
 from rdt_transport.receive_ring import ReceiveRing
 from rdt_transport.rendezvous import RendezvousClient
-from rdt_transport.wire.base import PeerAddress, ReadHandle, Region, Wire
+from rdt_transport.wire.base import PeerAddress, ReadHandle, Region, RegionPair, Wire
 
 __all__ = ["Attachment"]
 
@@ -19,17 +32,22 @@ __all__ = ["Attachment"]
 class Attachment:
     """What stays the same over all epochs of one consumer incarnation.
 
-    ``open`` and ``close`` are called by the consumer's caller; ``post``, ``index`` and ``rank`` on
-    the progress thread.
+    ``open``, ``check`` and ``close`` are called by the consumer's caller; ``post``, ``index`` and
+    ``rank`` on the progress thread.
     """
 
     def __init__(
-        self, progress: ProgressThread, plan: SyncPlan, device: torch.device | str = "cpu"
+        self,
+        progress: ProgressThread,
+        plan: SyncPlan,
+        device: torch.device | str = "cpu",
+        destination: Destination | None = None,
     ) -> None:
         self.incarnation = uuid.uuid4().bytes
         self._progress = progress
         self._plan = plan
         self._ring = ReceiveRing(plan, device)
+        self._destinations = Destinations(plan, destination)
         self._handles: list[ReadHandle] = []
         self._index: dict[ReadHandle, int] = {}
         self._rank: dict[bytes, int] = {}
@@ -54,7 +72,8 @@ class Attachment:
             return max(0.0, deadline - time.monotonic())
 
         plan, progress = self._plan, self._progress
-        progress.call(lambda wire: wire.register([self._ring.buffer]), left())
+        buffers = [self._ring.buffer, *self._destinations.buffers]
+        progress.call(lambda wire: wire.register(buffers), left())
         address = progress.call(lambda wire: wire.address(), left())
         subscription = Subscription(
             consumer=plan.consumer,
@@ -71,7 +90,8 @@ class Attachment:
         offers = {offer.rank: offer for offer in client.offers(plan.consumer, left())}
         for offer in offers.values():
             self._meet(offer, left())
-        progress.call(lambda wire: self._prepare(wire, endpoint, offers), left())
+        sources = _sources(client.job(left()), offers) if self._destinations.buffers else {}
+        progress.call(lambda wire: self._prepare(wire, endpoint, offers, sources), left())
         client.ready(plan.consumer, self.incarnation.hex())
 
     def _meet(self, offer: Offer, timeout_seconds: float) -> None:
@@ -92,21 +112,38 @@ class Attachment:
         self._rank[incarnation] = offer.rank
         self._producer[offer.rank] = incarnation
 
-    def _prepare(self, wire: Wire, endpoint: Endpoint, offers: dict[int, Offer]) -> None:
+    def _prepare(
+        self,
+        wire: Wire,
+        endpoint: Endpoint,
+        offers: Mapping[int, Offer],
+        sources: Mapping[int, Mapping[str, SourceRegion]],
+    ) -> None:
         for chunk in self._plan.chunks:
             offer = offers[chunk.owner]
-            address, slot_bytes, device = offer.slots[chunk.serve.serve_slot]
-            num_bytes = chunk.serve.num_bytes
-            if num_bytes > slot_bytes:
-                raise DisagreementError(
-                    f"producer {chunk.owner} offers serve slots of {slot_bytes} bytes, chunk "
-                    f"{chunk.index} packs {num_bytes}; install one version of rdt on both sides"
-                )
-            remote = Region(address, num_bytes, device)
-            handle = wire.prepare_read(offer.wire_name, self._ring.region(chunk), remote)
+            if chunk.serve.serve_slot is None:
+                pairs = list(direct_pairs(chunk, sources[chunk.owner], self._destinations.find))
+            else:
+                pairs = [self._slot_pair(chunk, offer, chunk.serve.serve_slot)]
+            handle = wire.prepare_read(offer.wire_name, pairs)
             self._progress.own(handle, endpoint)
             self._index[handle] = chunk.index
             self._handles.append(handle)
+
+    def _slot_pair(self, chunk: Chunk, offer: Offer, serve_slot: int) -> RegionPair:
+        num_bytes = chunk.serve.num_bytes
+        slots = offer.slots[serve_slot:][:1]
+        if not slots or num_bytes > slots[0].num_bytes:
+            raise DisagreementError(
+                f"producer {chunk.owner} offers {len(offer.slots)} serve slots {list(slots)}, "
+                f"chunk {chunk.index} packs {num_bytes} bytes into slot {serve_slot}; install one "
+                "version of rdt on both sides"
+            )
+        return self._ring.region(chunk), Region(slots[0].address, num_bytes, slots[0].device)
+
+    def check(self) -> None:
+        """Raise `WireError` by name when a tensor that direct reads land in was replaced."""
+        self._destinations.check()
 
     def post(self, wire: Wire, chunk: Chunk, record: EpochRecord) -> None:
         """Start reading ``chunk``; its DONE rides the read's own notification."""
@@ -149,3 +186,21 @@ class Attachment:
             self._progress.call(drop, 10.0)
         finally:
             self._progress.detach(endpoint)
+
+
+def _sources(job: JobRecord, offers: Mapping[int, Offer]) -> dict[int, dict[str, SourceRegion]]:
+    """By rank, where the producers that made the offers say that their tensors lie."""
+    params = decode_manifest(job.manifest).params
+    found = {}
+    for producer in job.producers:
+        offer = offers.get(producer.rank)
+        if offer is None:
+            continue
+        if offer.producer_incarnation != producer.incarnation:
+            raise DisagreementError(
+                f"producer {producer.rank} was replaced while this worker attached; initialise the "
+                "weight transfer again"
+            )
+        regions = [region for region in producer.sources if region.param < len(params)]
+        found[producer.rank] = {params[region.param].name: region for region in regions}
+    return found

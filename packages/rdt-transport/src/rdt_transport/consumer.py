@@ -10,9 +10,11 @@ import torch
 
 from rdt_plan import Doorbell, EpochRecord, Kind, Mailbox, SyncPlan, Verdict
 from rdt_transport.attachment import Attachment
+from rdt_transport.destinations import Destination
 from rdt_transport.errors import SyncAbortedError, SyncTimeoutError, TornError
-from rdt_transport.events import Event, check_has_events
+from rdt_transport.events import Event, events_of
 from rdt_transport.failures import Failures
+from rdt_transport.intervals import Intervals
 from rdt_transport.progress import ProgressThread
 from rdt_transport.pulling import OnChunk, Pulling, SyncStats
 from rdt_transport.rendezvous import RendezvousClient, RendezvousEvent
@@ -35,10 +37,13 @@ class Consumer:
         num_workers: workers of this consumer's replica.
         on_chunk: called on the progress thread with a landed chunk and its packed bytes (uint8,
             1-D, valid until `scattered`); it must only queue. Every chunk it is given must be
-            answered by `scattered` or `scatter_failed`, in an aborted epoch as well.
-        device: where the receive slots live; "cpu" in this version.
+            answered by `scattered` or `scatter_failed`, in an aborted epoch as well. Direct chunks
+            do not reach it.
+        device: where the receive slots and the model's tensors live: "cpu" or a GPU of CUDA.
+        destinations: the live tensor of (module, param), for the direct chunks of the plan; their
+            storages are registered by `attach`, and asked for anew by every `start`.
 
-    Raises `WireError` for another device.
+    Raises `WireError` for another device, and for direct chunks without destinations.
     """
 
     def __init__(
@@ -50,16 +55,19 @@ class Consumer:
         num_workers: int,
         on_chunk: OnChunk,
         device: torch.device | str = "cpu",
+        destinations: Destination | None = None,
     ) -> None:
-        check_has_events(device)
+        self._events = events_of(device)
         self.plan = plan
         self._progress = progress
         self._client = client
         self._num_workers = num_workers
         self._on_chunk = on_chunk
-        self._attachment = Attachment(progress, plan, device)
+        self._attachment = Attachment(progress, plan, device, destinations)
         self._failures = Failures(self._attachment.incarnation)
-        self._mailbox = Mailbox(plan.num_slots)
+        self._mailbox = Mailbox(plan.max_unread)
+        self.intervals: Intervals | None = None
+        self._records_intervals = False
         self._pulling: Pulling | None = None
         self._addressee: Pulling | None = None  # of what the mailbox delivers; they move together
 
@@ -72,13 +80,20 @@ class Consumer:
         """Join the job: see `Attachment.open`."""
         self._attachment.open(self, self._client, self._num_workers, timeout_seconds)
 
+    def record_intervals(self, on: bool) -> None:
+        """Keep in ``intervals`` when the stages of the last epoch ran, from the next one on."""
+        self._records_intervals = on
+
     # ---- one epoch, from the caller's threads ----------------------------------------------
 
     def start(self, record: EpochRecord) -> None:
         """Begin pulling epoch ``record.epoch``; returns at once.
 
-        Raises `TornError` when this incarnation is not in the record's live set, and
-        `SyncAbortedError` while an earlier epoch is open.
+        Nothing is read before what is enqueued on the caller's current stream has completed.
+
+        Raises `TornError` when this incarnation is not in the record's live set,
+        `SyncAbortedError` while an earlier epoch is open, and `WireError` when a tensor that is
+        read directly was replaced.
         """
         if self.is_busy():
             raise SyncAbortedError(
@@ -90,7 +105,16 @@ class Consumer:
                 f"consumer {self.plan.consumer} is not live in epoch {record.epoch}: it was "
                 "dropped, or joined later; initialise the weight transfer again"
             )
-        pulling = Pulling(self.plan, self._attachment, record, self._on_chunk)
+        self._attachment.check()
+        self.intervals = Intervals() if self._records_intervals else None
+        pulling = Pulling(
+            self.plan,
+            self._attachment,
+            record,
+            self._on_chunk,
+            self._events.record(),
+            self.intervals,
+        )
         self._pulling = pulling
 
         def begin(wire: Wire) -> None:

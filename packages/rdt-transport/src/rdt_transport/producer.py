@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from rdt_plan import (
+    ChunkTable,
     Doorbell,
     EpochRecord,
     Kind,
@@ -22,10 +23,10 @@ from rdt_plan import (
     encode_manifest,
     rank_schedule,
 )
-from rdt_transport.errors import SyncAbortedError, SyncTimeoutError
-from rdt_transport.events import check_has_events
+from rdt_transport.errors import SyncAbortedError
+from rdt_transport.events import events_of
 from rdt_transport.failures import Failures
-from rdt_transport.pack import check_held
+from rdt_transport.intervals import Intervals
 from rdt_transport.progress import ProgressThread
 from rdt_transport.rendezvous import (
     ConsumerDropped,
@@ -39,6 +40,7 @@ from rdt_transport.serve_ring import Served
 from rdt_transport.serve_rings import ServeRings
 from rdt_transport.serving import Serving
 from rdt_transport.serving_thread import ServingThread
+from rdt_transport.stable_sources import StableSources
 from rdt_transport.wire.base import ReadDone, ReadFailed, Wire
 
 __all__ = ["Producer"]
@@ -57,9 +59,11 @@ class Producer:
         rank: this producer's rank among the job's producers.
         manifest: the whole model.
         settings: the job's; its lookahead bounds the resident groups to ``lookahead + 1``.
-        device: where the serve slots live; "cpu" in this version.
+        device: where the serve slots live, and the tensors published: "cpu" or a GPU of CUDA.
+        sources: stable tensors, by name: what this rank holds of it, contiguous, at an address that
+            stays. Registered by `open`; consumers may read them without a slot.
 
-    Raises `WireError` for another device.
+    Raises `WireError` for another device, `SliceError` for a source that is not as declared.
     """
 
     def __init__(
@@ -71,8 +75,9 @@ class Producer:
         manifest: Manifest,
         settings: JobSettings,
         device: torch.device | str = "cpu",
+        sources: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        check_has_events(device)
+        self._events = events_of(device)
         self.incarnation = uuid.uuid4().bytes
         self.rank = rank
         self.groups = rank_schedule(manifest, rank)
@@ -82,6 +87,7 @@ class Producer:
         self._settings = settings
         self._thread = ServingThread(f"rdt-serve-{rank}", self.fail)
         self._gone: dict[bytes, str] = {}
+        self._sources = StableSources(manifest, rank, sources or {}, device)
         self._rings = ServeRings(
             progress,
             client,
@@ -91,18 +97,23 @@ class Producer:
             num_slots=settings.num_slots,
             device=device,
             gone=self._gone,
+            sources=self._sources.names,
         )
         self._failures = Failures()
         self._mailbox = Mailbox(settings.num_slots)
         self._serving: Serving | None = None
         self._addressee: Serving | None = None  # of what the mailbox delivers; they move together
+        self.intervals: Intervals | None = None
+        self._records_intervals = False
 
     # ---- the caller's thread ---------------------------------------------------------------
 
     def open(self, timeout_seconds: float) -> None:
         """Publish this producer at the rendezvous; consumers are admitted from then on."""
+        self._progress.call(lambda wire: wire.register(self._sources.buffers), timeout_seconds)
         address = self._progress.call(lambda wire: wire.address(), timeout_seconds)
         self._progress.attach(self)
+        self._thread.run(self._events.bind)
         self._thread.start()
         record = ProducerRecord(
             rank=self.rank,
@@ -110,6 +121,7 @@ class Producer:
             wire_name=address.name,
             metadata=address.metadata,
             manifest_digest=self._manifest.digest,
+            sources=self._sources.regions,
         )
         self._client.publish(record, encode_manifest(self._manifest), timeout_seconds)
 
@@ -143,28 +155,26 @@ class Producer:
         self._heed_failures()
 
     def _serve(self, record: EpochRecord) -> Serving:
-        if not self._thread.wait_for_quiet_job(QUIESCE_TIMEOUT_SECONDS):
-            raise SyncTimeoutError(
-                f"producer {self.rank}, epoch {record.epoch}: a consumer is still being admitted "
-                f"or dismissed after {QUIESCE_TIMEOUT_SECONDS:g} s; look at what the wire and the "
-                "rendezvous logged"
-            )
-        live = {}
-        for consumer, incarnation in record.live:
-            served = self._rings.get(bytes.fromhex(incarnation))
-            if served is not None:
-                live[consumer] = served
+        self._thread.wait_for_quiet_job(QUIESCE_TIMEOUT_SECONDS)
+        self.intervals = Intervals() if self._records_intervals else None
         return Serving(
             record,
-            live,
+            self._rings.live(record),
             groups=self.groups,
             lookahead=self._settings.lookahead,
+            standing=self._sources.groups,
+            events=self._events,
             rank=self.rank,
             incarnation=self.incarnation,
             progress=self._progress,
             thread=self._thread,
             on_unreachable=self._unreachable,
+            intervals=self.intervals,
         )
+
+    def record_intervals(self, on: bool) -> None:
+        """Keep in ``intervals`` when the stages of the last epoch ran, from the next one on."""
+        self._records_intervals = on
 
     def wait_for_credit(self, timeout_seconds: float) -> None:
         """Block until one more group may be resident: call it before gathering the group.
@@ -178,37 +188,33 @@ class Producer:
     ) -> None:
         """Serve group ``group``: what this rank holds of each name. Groups follow ``self.groups``.
 
-        The tensors are read until the group is released, and must not change before `finish`
-        returns. Blocks for credit. Raises `SliceError` for a tensor that is not as the manifest
-        says.
+        The tensors are read once what is enqueued on the caller's current stream has completed, and
+        must not change before `finish` returns. Blocks for credit. Raises `SliceError` for a tensor
+        that is not as the manifest says, and for a stable one that was not registered there.
         """
         serving = self._open_epoch()
-        sources = {
-            name: check_held(self._manifest.param(name), self.rank, tensor)
-            for name, tensor in tensors.items()
-        }
+        sources = {name: self._sources.checked(name, each) for name, each in tensors.items()}
+        filled = self._events.record()
         serving.wait_for_credit(timeout_seconds)
-        serving.spend_credit()
-        self._progress.submit(lambda wire: serving.publish(wire, group, sources), self)
+        serving.spend_credit(group)
+        self._progress.submit(lambda wire: serving.publish(wire, group, sources, filled), self)
 
     def finish(self, timeout_seconds: float) -> None:
-        """Block until nobody reads the sources any more; raises what ended the epoch."""
+        """Block until nobody who may commit reads the sources; raises what ended the epoch."""
         self._open_epoch().wait_until_settled(timeout_seconds)
+
+    def tables(self, record: EpochRecord) -> list[ChunkTable]:
+        """What the live consumers of an epoch read here."""
+        return [served.ring.table for served in self._rings.live(record).values()]
 
     def abort(self, error: BaseException) -> None:
         """End the epoch with ``error`` and wait until no pack reads the sources; idempotent."""
         self.fail(error)
-        if not self._open_epoch().wait_for_quiet(QUIESCE_TIMEOUT_SECONDS):
-            raise SyncTimeoutError(
-                f"producer {self.rank}: a pack has not ended {QUIESCE_TIMEOUT_SECONDS:g} s after "
-                "the abort; the sources may still be read: leave them unchanged, or end this "
-                "process"
-            ) from error
+        self._open_epoch().wait_for_quiet(QUIESCE_TIMEOUT_SECONDS, error)
 
     def fail(self, error: BaseException) -> None:
         """Like `abort`, without waiting (any thread)."""
-        serving = self._serving
-        if serving is not None:
+        if (serving := self._serving) is not None:
             self._progress.submit(lambda wire: serving.abort(wire, error), self)
 
     def close(self) -> None:
@@ -243,9 +249,8 @@ class Producer:
 
     def _heed_failures(self) -> None:
         """A failure may be told before the epoch is begun, or after: both come by here."""
-        if (serving := self._serving) is not None:
-            if (error := self._failures.of(serving.record.epoch)) is not None:
-                self.fail(error)
+        if (serving := self._serving) and (error := self._failures.of(serving.record.epoch)):
+            self.fail(error)
 
     def _lose(self, gone: bytes, reason: str) -> None:
         self._gone[gone] = reason
@@ -282,8 +287,8 @@ class Producer:
 
     def on_poll(self, wire: Wire) -> None:
         """Once a loop."""
-        if self._serving is not None:
-            self._serving.poll(wire)
+        if (serving := self._serving) is not None:
+            serving.poll(wire)
 
     def on_error(self, error: BaseException) -> None:
         """A callback raised."""
@@ -291,6 +296,5 @@ class Producer:
         self.fail(error)
 
     def _done(self, wire: Wire, serving: Serving, doorbell: Doorbell) -> None:
-        served = self._rings.get(doorbell.sender)
-        if served is not None:
+        if (served := self._rings.get(doorbell.sender)) is not None:
             serving.done(wire, served, doorbell.seq)

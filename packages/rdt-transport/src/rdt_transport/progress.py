@@ -11,10 +11,14 @@ from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+import torch
+
 from rdt_plan.doorbell import Doorbell
 from rdt_plan.errors import RdtPlanError
 from rdt_transport.endpoint import Endpoint
 from rdt_transport.errors import WireError, WireTimeoutError
+from rdt_transport.events import events_of
+from rdt_transport.pauses import Pauses, sharpen_pauses
 from rdt_transport.peers import Peers
 from rdt_transport.wire.base import Notification, ReadHandle, Wire
 
@@ -25,25 +29,21 @@ _Result = TypeVar("_Result")
 
 START_TIMEOUT_SECONDS = 60.0
 _GRACE_SECONDS = 0.5
-_SHORTEST_PAUSE_SECONDS = 20e-6
-_BUSY_PAUSE_SECONDS = 200e-6  # some 10 % of a core: nobody starves on two of them
-_LIVELY_PAUSE_SECONDS = 1e-3
-_LIVELY_SECONDS = 1.0
-"""How long a quiet wire is polled faster after something happened: a peer's first contact needs a
-few of our polls, none of which can be told from a poll that found nothing."""
 
 
 class ProgressThread:
     """Owns a wire: makes it, polls it, runs what it is given on it, closes it.
 
-    While an endpoint is busy the wire is polled with pauses of 20 to 200 microseconds; when none
-    is, every ``idle_poll_seconds``, and more often for a second after anything happened. Whatever
-    is submitted wakes the thread. Methods may be called from any thread unless they say otherwise.
+    While an endpoint is busy the wire is polled with pauses of 20 to 200 microseconds, of 20 where
+    it moves memory of a GPU and something happened just now; when none is, every
+    ``idle_poll_seconds``, and more often for a second after anything happened. Whatever is
+    submitted wakes the thread. Methods may be called from any thread unless they say otherwise.
 
     Args:
         make_wire: makes the wire; called on the thread.
         name: of the thread, and in messages.
         idle_poll_seconds: pause between polls while nothing happens.
+        device: whose memory the wire moves; the thread is bound to it before it makes the wire.
 
     Attributes:
         wire_name: the wire's name.
@@ -53,23 +53,30 @@ class ProgressThread:
     Raises:
         Exception: what ``make_wire`` raised.
         WireTimeoutError: it did not return within `START_TIMEOUT_SECONDS`.
+        WireError: no memory of that device can be moved here.
     """
 
     def __init__(
-        self, make_wire: Callable[[], Wire], *, name: str, idle_poll_seconds: float = 0.05
+        self,
+        make_wire: Callable[[], Wire],
+        *,
+        name: str,
+        idle_poll_seconds: float = 0.05,
+        device: torch.device | str = "cpu",
     ) -> None:
         self.name = name
         self.dropped = 0
         self.peers = Peers()
         self._make_wire = make_wire
-        self._idle_poll_seconds = idle_poll_seconds
+        self._events = events_of(device)  # here: "cuda" is the device of the caller's thread
+        self._eager = torch.device(device).type != "cpu"
+        self._pauses = Pauses(idle_poll_seconds, eager=self._eager)
         self._endpoints: Mapping[bytes, Endpoint] = {}
         self._owners: WeakKeyDictionary[ReadHandle, Endpoint] = WeakKeyDictionary()
         self._jobs: queue.SimpleQueue[Callable[[Wire], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
         self._poll_error: str | None = None
-        self._pause_seconds = _SHORTEST_PAUSE_SECONDS
         started: Future[str] = Future()
         # A daemon that is closed at exit: a forgotten close neither hangs nor aborts the process.
         self._thread = threading.Thread(target=self._run, args=(started,), name=name, daemon=True)
@@ -189,6 +196,9 @@ class ProgressThread:
 
     def _run(self, started: "Future[str]") -> None:
         try:
+            if self._eager:
+                sharpen_pauses()
+            self._events.bind()
             wire = self._make_wire()
         except BaseException as error:
             started.set_exception(error)
@@ -201,7 +211,6 @@ class ProgressThread:
             wire.close()
 
     def _loop(self, wire: Wire) -> None:
-        last_activity = time.monotonic()
         while True:
             num_jobs = self._run_jobs(wire)
             if num_jobs is None:
@@ -211,24 +220,14 @@ class ProgressThread:
             for endpoint in self._endpoints.values():
                 self._guard(endpoint, endpoint.on_poll, wire)
                 busy = self._guard(endpoint, endpoint.is_busy) or busy
-            now = time.monotonic()
-            if num_jobs or num_events:
-                last_activity = now
-                self._pause_seconds = _SHORTEST_PAUSE_SECONDS
-                continue
-            if busy:
-                longest = _BUSY_PAUSE_SECONDS
-            elif now - last_activity < _LIVELY_SECONDS:
-                longest = min(_LIVELY_PAUSE_SECONDS, self._idle_poll_seconds)
-            else:
-                longest = self._idle_poll_seconds
-            self._pause_seconds = min(2 * self._pause_seconds, longest)
+            happened = num_jobs > 0 or num_events > 0
+            self._pauses.polled(time.monotonic(), happened=happened, busy=busy)
 
     def _run_jobs(self, wire: Wire) -> int | None:
         """Wait for the first job as long as the pause, run all there are; None at the end mark."""
         count = 0
         try:
-            job = self._jobs.get(timeout=self._pause_seconds)
+            job = self._jobs.get(timeout=self._pauses.seconds)
             while job is not None:
                 job(wire)
                 count += 1

@@ -14,6 +14,7 @@ from rdt_plan import (
     Chunk,
     ConsumerEpoch,
     EpochRecord,
+    EpochState,
     Finished,
     PostRead,
     Quiesced,
@@ -23,6 +24,7 @@ from rdt_plan import (
 from rdt_transport.attachment import Attachment
 from rdt_transport.errors import PeerLostError, RdtTransportError, SyncAbortedError
 from rdt_transport.events import Event
+from rdt_transport.intervals import Intervals
 from rdt_transport.wire.base import ReadDone, ReadFailed, Wire
 
 __all__ = ["OnChunk", "Pulling", "SyncStats"]
@@ -32,24 +34,41 @@ OnChunk = Callable[[Chunk, torch.Tensor], None]
 
 @dataclass(slots=True)
 class SyncStats:
-    """What one epoch did. ``read`` and ``scatter`` sum over chunks that may overlap in time."""
+    """What one epoch did. ``read`` and ``scatter`` sum over chunks that may overlap in time.
+
+    ``bytes_direct`` landed in the model's own tensors, ``bytes_staged`` in slots.
+    """
 
     epoch: int
     num_chunks: int
-    bytes_pulled: int = 0
+    bytes_direct: int = 0
+    bytes_staged: int = 0
     stage_seconds: dict[str, float] = field(
         default_factory=lambda: {"ready": 0.0, "read": 0.0, "scatter": 0.0, "total": 0.0}
     )
+
+    @property
+    def bytes_pulled(self) -> int:
+        """All bytes that crossed the wire."""
+        return self.bytes_direct + self.bytes_staged
 
 
 class Pulling:
     """An open epoch. `settled` is set when it ended; `error` then says how (None: complete).
 
     `decided` is set with the first error already, or with `settled`: how it ends is then known.
+    Nothing is read or handed out before ``idle`` has completed: until then, what was enqueued
+    before the sync may use the model's tensors.
     """
 
     def __init__(
-        self, plan: SyncPlan, attachment: Attachment, record: EpochRecord, on_chunk: OnChunk
+        self,
+        plan: SyncPlan,
+        attachment: Attachment,
+        record: EpochRecord,
+        on_chunk: OnChunk,
+        idle: Event,
+        intervals: Intervals | None = None,
     ) -> None:
         self.record = record
         self.stats = SyncStats(record.epoch, len(plan.chunks))
@@ -59,13 +78,18 @@ class Pulling:
         self._plan = plan
         self._attachment = attachment
         self._on_chunk = on_chunk
+        self._idle = idle
+        self._intervals = intervals
+        self._early: list[tuple[int, int]] = []  # READYs that came before the beginning
         self._machine = ConsumerEpoch(plan.chunks, plan.num_slots)
         self._scattering: list[tuple[int, Event]] = []
         self._since: dict[int, float] = {}
-        self._started = time.perf_counter()
+        self._started = self._posted = time.perf_counter()
 
     def waiting_for(self) -> str:
         """What holds the epoch up, for a timeout's message (any thread)."""
+        if self._machine.state is EpochState.NEW:
+            return "what was enqueued on the device before the sync"
         return self._machine.waiting_for()
 
     def fail(self, error: BaseException) -> None:
@@ -74,12 +98,18 @@ class Pulling:
         self.decided.set()
 
     def begin(self, wire: Wire) -> None:
-        """Open the epoch."""
-        self._perform(wire, self._machine.begin())
+        """Open the epoch, or have `poll` do it when the device is idle."""
+        if self._machine.state is EpochState.NEW and self._idle.query():
+            self._perform(wire, self._machine.begin())
+            for owner, seq in self._early:
+                self.ready(wire, owner, seq)
 
     def ready(self, wire: Wire, owner: int, seq: int) -> None:
         """Producer ``owner`` says that chunk ``seq`` is readable."""
-        self._perform(wire, self._machine.ready(owner, seq))
+        if self._machine.state is EpochState.NEW:
+            self._early.append((owner, seq))
+        else:
+            self._perform(wire, self._machine.ready(owner, seq))
 
     def read(self, wire: Wire, event: ReadDone | ReadFailed) -> None:
         """A posted read ended."""
@@ -87,7 +117,11 @@ class Pulling:
         if isinstance(event, ReadFailed):
             self._read_failed(wire, index, event.reason, None)
             return
-        self.stats.bytes_pulled += self._plan.chunks[index].serve.num_bytes
+        chunk = self._plan.chunks[index]
+        if chunk.is_direct:
+            self.stats.bytes_direct += chunk.serve.num_bytes
+        else:
+            self.stats.bytes_staged += chunk.serve.num_bytes
         self._lap("read", index)
         self._perform(wire, self._machine.read_done(index))
 
@@ -104,6 +138,8 @@ class Pulling:
 
     def poll(self, wire: Wire) -> None:
         """Free the slots whose scatter has completed."""
+        if self._machine.state is EpochState.NEW:
+            self.begin(wire)
         waiting, self._scattering = self._scattering, []
         for index, event in waiting:
             if event.query():
@@ -137,9 +173,12 @@ class Pulling:
                     self._settle()
 
     def _post(self, wire: Wire, chunk: Chunk) -> None:
-        if chunk.index == 0:
-            self.stats.stage_seconds["ready"] = time.perf_counter() - self._started
-        self._since[chunk.index] = time.perf_counter()
+        now = time.perf_counter()
+        if not self._since:
+            self.stats.stage_seconds["ready"] = now - self._started
+        if self._intervals is not None:
+            self._intervals.add("ready", chunk.index, self._posted)
+        self._since[chunk.index] = self._posted = now
         try:
             self._attachment.post(wire, chunk, self.record)
         except RdtTransportError as error:
@@ -159,6 +198,8 @@ class Pulling:
 
     def _lap(self, stage: str, index: int) -> None:
         now = time.perf_counter()
+        if self._intervals is not None:
+            self._intervals.add(stage, index, self._since[index])
         self.stats.stage_seconds[stage] += now - self._since[index]
         self._since[index] = now
 

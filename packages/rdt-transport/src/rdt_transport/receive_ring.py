@@ -20,14 +20,16 @@ class ReceiveRing:
         self._arena = Arena(plan.num_slots, max(1, plan.receive_slot_bytes), device)
         self.buffer = self._arena.buffer
         # Made once: slicing a tensor costs as much as posting a small read.
-        self._packed = [
-            self._arena.slot(chunk.receive_slot)[: chunk.serve.num_bytes] for chunk in plan.chunks
-        ]
+        self._packed = {
+            chunk.index: self._arena.slot(chunk.receive_slot)[: chunk.serve.num_bytes]
+            for chunk in plan.chunks
+            if chunk.receive_slot is not None
+        }
 
     def region(self, chunk: Chunk) -> Region:
-        """Where the wire writes ``chunk``."""
-        slot = self._arena.region(chunk.receive_slot)
-        return Region(slot.address, chunk.serve.num_bytes, slot.device)
+        """Where the wire writes ``chunk``, which is not direct."""
+        packed = self.packed(chunk)
+        return Region(packed.data_ptr(), packed.numel(), packed.device.index or 0)
 
     def packed(self, chunk: Chunk) -> torch.Tensor:
         """The received bytes of ``chunk``: uint8, 1-D, a view of its receive slot."""

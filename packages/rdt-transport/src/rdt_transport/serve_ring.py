@@ -29,8 +29,13 @@ class ServeRing:
     _packs: dict[int, PackList] = field(default_factory=dict)
 
     def pack(self, seq: int, sources: Mapping[str, torch.Tensor]) -> None:
-        """Fill chunk ``seq``'s serve slot from full, contiguous ``sources``."""
+        """Fill chunk ``seq``'s serve slot from full, contiguous ``sources``, on the current stream.
+
+        Nothing is done for a direct chunk.
+        """
         chunk = self.table.chunks[seq]
+        if chunk.serve_slot is None:
+            return  # direct: it is read where it lies
         try:
             if seq not in self._packs:
                 self._packs[seq] = PackList(chunk, self.arena.slot(chunk.serve_slot))

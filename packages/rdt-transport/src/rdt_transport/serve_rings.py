@@ -2,13 +2,15 @@
 
 import logging
 import time
-from collections.abc import Container
+from collections.abc import Collection, Container
 from dataclasses import dataclass
 
 import torch
 
 from rdt_plan import (
     ChunkTable,
+    ConsumerId,
+    EpochRecord,
     Manifest,
     Offer,
     PlanError,
@@ -51,6 +53,7 @@ class ServeRings:
     Args:
         num_slots: the job's; a table for another number is refused.
         gone: the incarnations that are over.
+        sources: the names that direct chunks may read.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class ServeRings:
         num_slots: int,
         device: torch.device | str,
         gone: Container[bytes],
+        sources: Collection[str] = frozenset(),
     ) -> None:
         self._progress = progress
         self._client = client
@@ -77,6 +81,7 @@ class ServeRings:
         self._rings: dict[str, ServeRing] = {}
         self._idle: list[Arena] = []
         self._gone = gone
+        self._sources = sources
 
     def admit(self, subscription: Subscription) -> bool:
         """Find or register a ring for a consumer, meet it, and make it an offer.
@@ -123,7 +128,7 @@ class ServeRings:
                     f"{what} {expected}, found {found}; build the plan from the job that the "
                     "rendezvous describes"
                 )
-        check_table(table, self._manifest, self._rank)
+        check_table(table, self._manifest, self._rank, self._sources)
         if (ring := self._rings.get(table.plan_digest)) is not None:
             check_sharing(table, ring.table)
 
@@ -146,6 +151,8 @@ class ServeRings:
 
     def _offer(self, served: Served) -> Offer:
         address = self._progress.call(lambda wire: wire.address(), ADMIT_TIMEOUT_SECONDS)
+        table, arena = served.ring.table, served.ring.arena
+        num_slots = table.num_slots if table.slot_bytes else 0  # else nothing is read from them
         return Offer(
             consumer=served.consumer,
             consumer_incarnation=served.incarnation.hex(),
@@ -155,7 +162,7 @@ class ServeRings:
             metadata=address.metadata,
             slots=tuple(
                 SlotRegion(region.address, region.num_bytes, region.device)
-                for region in map(served.ring.arena.region, range(served.ring.table.num_slots))
+                for region in map(arena.region, range(num_slots))
             ),
         )
 
@@ -179,13 +186,18 @@ class ServeRings:
             if arena.num_slots >= table.num_slots and arena.slot_bytes >= table.slot_bytes:
                 self._idle.remove(arena)
                 return arena
-        arena = Arena(table.num_slots, table.slot_bytes, self._device)
+        arena = Arena(table.num_slots, max(1, table.slot_bytes), self._device)
         self._progress.call(lambda wire: wire.register([arena.buffer]), ADMIT_TIMEOUT_SECONDS)
         return arena
 
     def get(self, incarnation: bytes) -> Served | None:
         """The consumer with that incarnation, if this producer serves it."""
         return self._served.get(incarnation)
+
+    def live(self, record: EpochRecord) -> dict[ConsumerId, Served]:
+        """Those of the record's consumers that this producer serves."""
+        served = {who: self.get(bytes.fromhex(incarnation)) for who, incarnation in record.live}
+        return {who: each for who, each in served.items() if each is not None}
 
     def dismiss(self, incarnation: bytes) -> None:
         """Forget a consumer that left or was dropped; the last reader leaves its ring idle."""

@@ -5,8 +5,10 @@ Everything here runs on the progress thread, but for the packs, which run on the
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -24,7 +26,8 @@ from rdt_plan import (
     Release,
 )
 from rdt_transport.errors import RdtTransportError, SyncAbortedError, SyncTimeoutError
-from rdt_transport.events import Event, HostEvents
+from rdt_transport.events import Event, Events
+from rdt_transport.intervals import Intervals
 from rdt_transport.progress import ProgressThread
 from rdt_transport.serve_ring import Served
 from rdt_transport.serving_thread import ServingThread
@@ -35,6 +38,23 @@ __all__ = ["Serving"]
 Sources = Mapping[str, torch.Tensor]
 
 
+class _Published(NamedTuple):
+    """A group's tensors, and the mark behind what the publisher enqueued to fill them."""
+
+    sources: Sources
+    filled: Event
+
+
+class _Packing(NamedTuple):
+    """A chunk that is readable, or whose copies failed by ``error``, once ``event`` has completed;
+    ``since``: when its copies began."""
+
+    pack: Pack
+    event: Event
+    since: float | None = None
+    error: BaseException | None = None
+
+
 class Serving:
     """An open epoch.
 
@@ -43,11 +63,14 @@ class Serving:
         live: its live consumers that this producer serves; those of one plan share a ring.
         groups: this rank's gather groups, in schedule order.
         lookahead: published groups that may be unreleased beyond the oldest one.
+        standing: groups whose tensors are all stable: publishing them takes no credit.
+        events: of the device that packs.
         rank: this producer's rank, for messages.
         incarnation: this producer's, the sender of its doorbells.
         progress: the thread that owns the wire.
         thread: packs on it; told to be quiet again when the epoch ended.
         on_unreachable: called with a consumer whose wire failed, and the reason.
+        intervals: keeps when packs and gathers ran, if given.
     """
 
     def __init__(
@@ -57,11 +80,14 @@ class Serving:
         *,
         groups: Sequence[int],
         lookahead: int,
+        standing: Collection[int],
+        events: Events,
         rank: int,
         incarnation: bytes,
         progress: ProgressThread,
         thread: ServingThread,
         on_unreachable: Callable[[Served, str], None],
+        intervals: Intervals | None = None,
     ) -> None:
         self.record = record
         self._live = live
@@ -70,15 +96,19 @@ class Serving:
         self._progress = progress
         self._thread = thread
         self._on_unreachable = on_unreachable
-        self._events = HostEvents()
+        self._standing = frozenset(standing)
+        self._events = events
+        self._intervals = intervals
         self._rings = {served.ring.table.plan_digest: served.ring for served in live.values()}
         tables = {consumer: served.ring.table for consumer, served in live.items()}
-        self._machine = ProducerEpoch(tables, groups, lookahead)
-        self._sources: dict[int, Sources] = {}
-        self._packing: list[tuple[str, int, Event]] = []
+        self._machine = ProducerEpoch(tables, groups, lookahead, self._standing)
+        self._published: dict[int, _Published] = {}
+        self._packing: list[_Packing] = []
+        self._credited = time.perf_counter()
         self._changed = threading.Condition()
         self._may_publish = self._machine.may_publish()
-        self._publishing = False
+        self._groups = tuple(groups)
+        self._num_sent = self._num_arrived = 0  # groups published: by their thread, and here
         self._settled = self._machine.state is EpochState.FINISHED
         self._error: BaseException | None = None
 
@@ -90,22 +120,34 @@ class Serving:
     # ---- the publisher's thread ------------------------------------------------------------
 
     def wait_for_credit(self, timeout_seconds: float) -> None:
-        """Block until one more group may be published; raises what ended the epoch."""
-        self._wait(lambda: self._may_publish, timeout_seconds)
+        """Block until the next group may be published; raises what ended the epoch.
+
+        A standing group is never waited for, so several of them may be on their way.
+        """
+        is_standing = not self._standing.isdisjoint(self._groups[self._num_sent :][:1])
+        self._wait(lambda: is_standing or self._may_publish, timeout_seconds)
+        self._credited = time.perf_counter()
 
     def wait_until_settled(self, timeout_seconds: float) -> None:
         """Block until nothing reads the sources any more; raises what ended the epoch."""
         self._wait(lambda: self._settled, timeout_seconds)
 
-    def wait_for_quiet(self, timeout_seconds: float) -> bool:
-        """Like `wait_until_settled` for an epoch that failed: says whether it settled."""
+    def wait_for_quiet(self, timeout_seconds: float, error: BaseException) -> None:
+        """Like `wait_until_settled`, for an epoch that failed because of ``error``."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._settled, timeout_seconds)
+            if not self._changed.wait_for(lambda: self._settled, timeout_seconds):
+                raise SyncTimeoutError(
+                    f"producer {self._rank}: a pack has not ended {timeout_seconds:g} s after the "
+                    "abort; the sources may still be read: leave them unchanged, or end this "
+                    "process"
+                ) from error
 
-    def spend_credit(self) -> None:
-        """A publish is on its way to the progress thread; no other before it is there."""
+    def spend_credit(self, group: int) -> None:
+        """``group`` is on its way to the progress thread; it gives no credit before it is there."""
+        if self._intervals is not None:
+            self._intervals.add("gather", group, self._credited)
         with self._changed:
-            self._publishing = True
+            self._num_sent += 1
             self._may_publish = False
 
     def _wait(self, condition: Callable[[], bool], timeout_seconds: float) -> None:
@@ -126,25 +168,28 @@ class Serving:
 
     def _pack(self, pack: Pack) -> None:
         """Copy one chunk into its serve slot, then say so on the progress thread."""
-        ring = self._rings[pack.ring]
+        ring, since = self._rings[pack.ring], time.perf_counter()
         try:
             if self._error is not None:
                 raise self._error
-            ring.pack(pack.seq, self._sources[ring.table.chunks[pack.seq].group])
-            event = self._events.record()
+            published = self._published[ring.table.chunks[pack.seq].group]
+            with self._events.stream():
+                self._events.wait(published.filled)
+                ring.pack(pack.seq, published.sources)
+                packing = _Packing(pack, self._events.record(), since)
         except Exception as error:
-            reason = error
-            self._progress.submit(lambda wire: self._pack_failed(wire, pack, reason))
-        else:
-            self._progress.submit(lambda wire: self._pack_enqueued(wire, pack, event))
+            with self._events.stream():  # some of its copies may be enqueued
+                packing = _Packing(pack, self._events.record(), since, error)
+        self._progress.submit(lambda wire: self._pack_enqueued(wire, [packing]))
 
     # ---- the progress thread ---------------------------------------------------------------
 
-    def publish(self, wire: Wire, group: int, sources: Sources) -> None:
-        """The full, contiguous tensors of ``group`` are readable until it is released."""
-        self._publishing = False
+    def publish(self, wire: Wire, group: int, sources: Sources, filled: Event) -> None:
+        """The full, contiguous tensors of ``group`` are readable, once ``filled``, until it is
+        released."""
+        self._num_arrived += 1
         if self._machine.state is EpochState.RUNNING:
-            self._sources[group] = sources
+            self._published[group] = _Published(sources, filled)
             self._perform(wire, self._machine.publish(group))
 
     def done(self, wire: Wire, served: Served, seq: int) -> None:
@@ -159,13 +204,13 @@ class Serving:
                 self._perform(wire, self._machine.drop(consumer, reason))
 
     def poll(self, wire: Wire) -> None:
-        """Announce the packs whose event has completed."""
+        """Announce the chunks whose event has completed."""
         waiting, self._packing = self._packing, []
-        for ring, seq, event in waiting:
-            if event.query():
-                self._perform(wire, self._machine.packed(ring, seq))
+        for packing in waiting:
+            if packing.event.query():
+                self._pack_ended(wire, packing)
             else:
-                self._packing.append((ring, seq, event))
+                self._packing.append(packing)
 
     def abort(self, wire: Wire, error: BaseException) -> None:
         """Start nothing new; settles once no pack reads the sources. Ignored when settled."""
@@ -173,15 +218,24 @@ class Serving:
             self._fail(error)
             self._perform(wire, self._machine.abort(str(error)))
 
-    def _pack_enqueued(self, wire: Wire, pack: Pack, event: Event) -> None:
-        self._perform(wire, self._machine.pack_enqueued(pack.ring, pack.seq))
-        self._packing.append((pack.ring, pack.seq, event))
+    def _pack_enqueued(self, wire: Wire, packings: Sequence[_Packing]) -> None:
+        for packing in packings:
+            if packing.error is None:
+                pack = packing.pack
+                self._perform(wire, self._machine.pack_enqueued(pack.ring, pack.seq))
+        self._packing += packings
         self.poll(wire)
 
-    def _pack_failed(self, wire: Wire, pack: Pack, error: BaseException) -> None:
-        actions = self._machine.pack_failed(pack.ring, pack.seq, str(error))
+    def _pack_ended(self, wire: Wire, packing: _Packing) -> None:
+        ring, seq = packing.pack.ring, packing.pack.seq
+        if packing.error is None:
+            if self._intervals is not None and packing.since is not None:
+                self._intervals.add("pack", seq, packing.since)
+            self._perform(wire, self._machine.packed(ring, seq))
+            return
+        actions = self._machine.pack_failed(ring, seq, str(packing.error))
         if self._machine.state in (EpochState.ABORTING, EpochState.QUIESCED):
-            self._fail(error)  # not that of a ring that nobody reads any more
+            self._fail(packing.error)  # not that of a ring that nobody reads any more
         self._perform(wire, actions)
 
     def _fail(self, error: BaseException) -> None:
@@ -189,14 +243,20 @@ class Serving:
             self._error = self._error or error
 
     def _perform(self, wire: Wire, actions: Sequence[object]) -> None:
+        direct: list[_Packing] = []  # nothing to copy: readable once the publisher's work is done
         for action in actions:
             match action:
-                case Pack():
-                    self._thread.run(partial(self._pack, action))
+                case Pack(ring, seq):
+                    chunk = self._rings[ring].table.chunks[seq]
+                    if chunk.is_direct:
+                        filled = self._published[chunk.group].filled
+                        direct.append(_Packing(action, filled))
+                    else:
+                        self._thread.run(partial(self._pack, action))
                 case Ready(consumer, seq):
                     self._announce(wire, self._live[consumer], seq)
                 case Release(group):
-                    self._sources.pop(group, None)
+                    self._published.pop(group, None)
                 case Finished():
                     self._settle()
                 case Quiesced(reason):
@@ -207,9 +267,12 @@ class Serving:
                     )
                     self._settle()
         with self._changed:
-            self._may_publish = self._machine.may_publish() and not self._publishing
+            arrived = self._num_arrived == self._num_sent
+            self._may_publish = arrived and self._machine.may_publish()
             if self._may_publish or self._settled or self._error is not None:
                 self._changed.notify_all()  # nobody waits for less, and every doorbell comes by
+        if direct:
+            self._pack_enqueued(wire, direct)
 
     def _announce(self, wire: Wire, served: Served, seq: int) -> None:
         ready = Doorbell(
@@ -228,7 +291,7 @@ class Serving:
             self.drop(wire, served.incarnation, reason)
 
     def _settle(self) -> None:
-        self._sources.clear()
+        self._published.clear()
         self._thread.set_quiet(True)  # before anybody can begin the next epoch
         with self._changed:
             self._settled = True

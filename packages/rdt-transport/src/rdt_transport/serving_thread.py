@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
+from rdt_transport.errors import SyncTimeoutError
+
 __all__ = ["ServingThread"]
 
 _logger = logging.getLogger(__name__)
@@ -58,10 +60,14 @@ class ServingThread:
                 for job in held:
                     self._jobs.put(partial(self._run_quiet, job))
 
-    def wait_for_quiet_job(self, timeout_seconds: float) -> bool:
-        """Wait until no job for quiet is running; False when one has not ended in time."""
+    def wait_for_quiet_job(self, timeout_seconds: float) -> None:
+        """Wait until no job for quiet runs; `SyncTimeoutError` when one has not ended in time."""
         with self._lock:
-            return self._lock.wait_for(lambda: not self._at_work, timeout_seconds)
+            if not self._lock.wait_for(lambda: not self._at_work, timeout_seconds):
+                raise SyncTimeoutError(
+                    f"{self._thread.name}: a consumer is still being admitted or dismissed after "
+                    f"{timeout_seconds:g} s; look at what the wire and the rendezvous logged"
+                )
 
     def close(self, timeout_seconds: float) -> None:
         """Run what is queued, then end the thread; a failure to end is logged. Idempotent."""

@@ -42,7 +42,7 @@ __all__ = [
     "refusal",
 ]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_FRAME_BYTES = 256 << 20  # a worker that reads 40,000 slices subscribes with some 10 MiB
 MAX_HANDSHAKE_BYTES = 4096  # all a stranger can make the server hold
 HANDSHAKE_TIMEOUT_SECONDS = 10.0

@@ -6,25 +6,25 @@ Only the engine is missing: `Sink` copies every chunk where the plan says, into 
 import queue
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from types import TracebackType
 
 import torch
 
-from rdt_plan import Box, Chunk, ConsumerId, Manifest, Write, build_plan
+from rdt_plan import Box, Chunk, ConsumerId, DirectRule, Manifest, Write, build_plan
 from rdt_plan.records import EpochRecord
 from rdt_transport.consumer import Consumer
 from rdt_transport.errors import SyncTimeoutError
-from rdt_transport.events import HostEvents
+from rdt_transport.events import Events, HostEvents
 from rdt_transport.pack import torch_dtype
 from rdt_transport.producer import Producer
 from rdt_transport.progress import ProgressThread
 from rdt_transport.rendezvous import JobSettings, RendezvousClient, RendezvousEvent, host_local
 from rdt_transport.wire.base import Wire
 
-__all__ = ["Fleet", "Sink", "piece"]
+__all__ = ["Destinations", "Fleet", "Sink", "piece"]
 
 _CLOSE_TIMEOUT_SECONDS = 30.0
 
@@ -42,15 +42,20 @@ class Sink:
 
     Args:
         destinations: by (module, param); contiguous tensors.
-        before: called with each chunk before its copies, on the sink's thread; may raise.
+        before: called with each chunk before its copies, on the thread and stream of the sink; may
+            raise.
+        events: of the destinations' device; None: the CPU.
     """
 
     def __init__(
-        self, destinations: Destinations, before: Callable[[Chunk], None] | None = None
+        self,
+        destinations: Destinations,
+        before: Callable[[Chunk], None] | None = None,
+        events: Events | None = None,
     ) -> None:
         self.destinations = destinations
         self.before = before
-        self._events = HostEvents()
+        self._events: Events = HostEvents() if events is None else events
         self._chunks: queue.SimpleQueue[tuple[Consumer, Chunk, torch.Tensor] | None]
         self._chunks = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name="rdt-sink", daemon=True)
@@ -74,13 +79,15 @@ class Sink:
         while (item := self._chunks.get()) is not None:
             consumer, chunk, packed = item
             try:
-                if self.before is not None:
-                    self.before(chunk)
-                self._scatter(chunk, packed)
+                with self._events.stream():
+                    if self.before is not None:
+                        self.before(chunk)
+                    self._scatter(chunk, packed)
+                    event = self._events.record()
             except Exception as error:
                 consumer.scatter_failed(chunk.index, error)
             else:
-                consumer.scattered(chunk.index, self._events.record())
+                consumer.scattered(chunk.index, event)
 
     def _scatter(self, chunk: Chunk, packed: torch.Tensor) -> None:
         starts = dict(zip(chunk.serve.slices, chunk.serve.offsets, strict=True))
@@ -104,6 +111,8 @@ class Fleet:
         sinks: by consumer: where its chunks go.
         settings: the job's; its ``num_producers`` producers are made.
         replicas: workers of each replica, whose consumers follow each other; None: one replica.
+        sources: by rank, its stable tensors, which `publish` copies weights into; none left out.
+        live: destinations that may be read into directly; None: all.
         timeout_seconds: of every wait.
     """
 
@@ -116,6 +125,9 @@ class Fleet:
         *,
         settings: JobSettings,
         replicas: Sequence[int] | None = None,
+        sources: Sequence[Mapping[str, torch.Tensor]] | None = None,
+        live: Collection[tuple[str, str]] | None = None,
+        max_direct_bytes: int = 1 << 30,
         timeout_seconds: float = 20.0,
     ) -> None:
         self.manifest = manifest
@@ -127,6 +139,9 @@ class Fleet:
         self.clients: list[RendezvousClient] = []
         self._make_wire = make_wire
         self._writes = writes
+        self.sources = sources or [{}] * settings.num_producers
+        self._live = live
+        self._max_direct_bytes = max_direct_bytes
         self._sizes = [len(writes)] if replicas is None else replicas
         self._cleanup = ExitStack()
         self._epoch = 0
@@ -171,7 +186,12 @@ class Fleet:
         progress = self._progress(f"producer{rank}")
         client = self._client(lambda event: late[0].on_event(event))
         producer = Producer(
-            progress, client, rank=rank, manifest=self.manifest, settings=self.settings
+            progress,
+            client,
+            rank=rank,
+            manifest=self.manifest,
+            settings=self.settings,
+            sources=self.sources[rank],
         )
         late.append(producer)
         self._cleanup.callback(producer.close)
@@ -190,6 +210,12 @@ class Fleet:
     def attach(self, index: int) -> Consumer:
         """Attach consumer ``index`` (again): a new incarnation, wire and client."""
         who, num_workers = self.identity(index)
+        late: list[Consumer] = []
+        progress = self._progress(f"consumer{index}")
+        client = self._client(lambda event: late[0].on_event(event) if late else None)
+        job = client.job(self.timeout_seconds)
+        sink = self.sinks[index]
+        live = sink.destinations if self._live is None else self._live
         plan = build_plan(
             self.manifest,
             self._writes[index],
@@ -197,18 +223,16 @@ class Fleet:
             num_workers=num_workers,
             num_slots=self.settings.num_slots,
             max_chunk_bytes=self.settings.max_chunk_bytes,
+            direct=DirectRule.of(self.manifest, job.producers, live),
+            max_direct_bytes=self._max_direct_bytes,
         )
-        late: list[Consumer] = []
-        progress = self._progress(f"consumer{index}")
-        client = self._client(lambda event: late[0].on_event(event) if late else None)
-        client.job(self.timeout_seconds)
-        sink = self.sinks[index]
         consumer = Consumer(
             progress,
             client,
             plan=plan,
             num_workers=num_workers,
             on_chunk=lambda chunk, packed: sink.put(late[0], chunk, packed),
+            destinations=lambda module, param: sink.destinations[module, param],
         )
         late.append(consumer)
         self._cleanup.callback(consumer.close)
@@ -237,6 +261,11 @@ class Fleet:
             names = self.manifest.groups[group].names
             boxes = {name: self.manifest.param(name).box(rank) for name in names}
             pieces = {name: piece(weights[name], box) for name, box in boxes.items() if box}
+            pieces |= {
+                name: stable.copy_(pieces[name])
+                for name, stable in self.sources[rank].items()
+                if name in pieces
+            }
             producer.wait_for_credit(self.timeout_seconds)
             producer.publish(group, pieces, self.timeout_seconds)
 

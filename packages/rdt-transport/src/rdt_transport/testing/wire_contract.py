@@ -74,6 +74,30 @@ def check_large_read(make_wire: MakeWire) -> None:
         expect_bytes(target, source)
 
 
+def check_many_regions_in_one_read(make_wire: MakeWire) -> None:
+    """One handle reads many regions, of several storages, each exactly, with one notification."""
+    source, target = random_bytes(4 * KIB, 21), torch.zeros(4 * KIB, dtype=torch.uint8)
+    others = random_bytes(KIB, 22), torch.zeros(KIB, dtype=torch.uint8)
+    with connected_pair(make_wire, source, target) as (reader, server):
+        server.call(lambda wire: wire.register([others[0]]))
+        reader.call(lambda wire: wire.register([others[1]]))
+        connect(reader, server)
+        places = [(0, 100, 50), (50, 150, 70), (1000, 10, 1), (500, 3000, 333), (120, 2000, 9)]
+        pairs = [(region_of(target, to, n), region_of(source, at, n)) for to, at, n in places]
+        pairs.append((region_of(others[1], 5, 99), region_of(others[0], 901, 99)))
+        expected, other = torch.zeros_like(target), torch.zeros_like(others[1])
+        for to, at, n in places:
+            expected[to : to + n] = source[at : at + n]
+        other[5 : 5 + 99] = others[0][901 : 901 + 99]
+        handle = reader.call(lambda wire: wire.prepare_read(server.name, pairs))
+        for _ in range(2):
+            target.zero_()
+            read(reader, handle, b"all")
+            expect_bytes(target, expected)
+            expect_bytes(others[1], other)
+            expect(server.take(1) == [Notification(reader.name, b"all")], "one notification each")
+
+
 def check_handle_is_posted_again(make_wire: MakeWire) -> None:
     """A handle reads what is there when it is posted; each post has one end and its own message."""
     source, target = random_bytes(4 * KIB, 3), torch.zeros(4 * KIB, dtype=torch.uint8)
@@ -190,6 +214,7 @@ CONTRACT: tuple[Callable[[MakeWire], None], ...] = (
     check_names_are_unique,
     check_read_moves_bytes,
     check_large_read,
+    check_many_regions_in_one_read,
     check_handle_is_posted_again,
     check_several_reads_in_flight,
     check_notify_both_ways_in_order,

@@ -62,7 +62,7 @@ def connect(one: PumpedWire, other: PumpedWire) -> None:
 
 
 def prepare(reader: PumpedWire, server: PumpedWire, local: Region, remote: Region) -> ReadHandle:
-    return reader.call(lambda wire: wire.prepare_read(server.name, local, remote))
+    return reader.call(lambda wire: wire.prepare_read(server.name, [(local, remote)]))
 
 
 def read(reader: PumpedWire, handle: ReadHandle, notification: bytes = b"read") -> None:

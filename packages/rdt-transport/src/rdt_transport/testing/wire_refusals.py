@@ -61,7 +61,8 @@ def check_in_flight_until_reported(make_wire: MakeWire) -> None:
 
 
 def check_bad_regions_are_refused(make_wire: MakeWire) -> None:
-    """Empty, unequal or unregistered regions are refused when a read is prepared."""
+    """Empty, unequal, overlapping or unregistered regions, and no regions at all, are refused when
+    a read is prepared."""
     source, target = random_bytes(KIB, 12), torch.zeros(KIB, dtype=torch.uint8)
     stranger = torch.zeros(KIB, dtype=torch.uint8)
     with connected_pair(make_wire, source, target) as (reader, server):
@@ -81,6 +82,22 @@ def check_bad_regions_are_refused(make_wire: MakeWire) -> None:
             expect_refused(
                 what, lambda mine=mine, theirs=theirs: prepare(reader, server, mine, theirs)
             )
+        lists = {
+            "no pair at all": [],
+            "one bad pair among good ones": [
+                (region_of(target, 0, 9), region_of(source, 0, 9)),
+                (region_of(target, 9, 9), region_of(source, KIB, 9)),
+            ],
+            "regions that land on the same bytes": [
+                (region_of(target, 0, 9), region_of(source, 0, 9)),
+                (region_of(target, 8, 9), region_of(source, 90, 9)),
+            ],
+        }
+        for what, pairs in lists.items():
+            expect_refused(
+                what,
+                lambda pairs=pairs: reader.call(lambda wire: wire.prepare_read(server.name, pairs)),
+            )
         read(reader, prepare(reader, server, good, remote))
         expect_bytes(target, source)
 
@@ -93,7 +110,7 @@ def check_bad_peers_and_messages_are_refused(make_wire: MakeWire) -> None:
         mine, theirs = region_of(target), region_of(source)
         own = reader.call(lambda wire: wire.address())
         cases: dict[str, Callable[[Wire], object]] = {
-            "reading from a stranger": lambda wire: wire.prepare_read("nobody", mine, theirs),
+            "reading from a stranger": lambda wire: wire.prepare_read("nobody", [(mine, theirs)]),
             "notifying a stranger": lambda wire: wire.notify("nobody", b"x"),
             "disconnecting a stranger": lambda wire: wire.disconnect("nobody"),
             "malformed metadata": lambda wire: wire.connect(PeerAddress("nobody", b"?" * 40), 1.0),
@@ -165,7 +182,7 @@ def check_close(make_wire: MakeWire) -> None:
                 "address": wire.address,
                 "connect": lambda: wire.connect(address, 1.0),
                 "disconnect": lambda: wire.disconnect(server.name),
-                "prepare_read": lambda: wire.prepare_read(server.name, mine, theirs),
+                "prepare_read": lambda: wire.prepare_read(server.name, [(mine, theirs)]),
                 "post": lambda: wire.post(handle, b"x"),
                 "release": lambda: wire.release(handle),
                 "notify": lambda: wire.notify(server.name, b"x"),

@@ -7,7 +7,17 @@ from rdt_transport.wire.base import (
     ReadFailed,
     ReadHandle,
     Region,
+    RegionPair,
     Wire,
 )
 
-__all__ = ["Notification", "PeerAddress", "ReadDone", "ReadFailed", "ReadHandle", "Region", "Wire"]
+__all__ = [
+    "Notification",
+    "PeerAddress",
+    "ReadDone",
+    "ReadFailed",
+    "ReadHandle",
+    "Region",
+    "RegionPair",
+    "Wire",
+]

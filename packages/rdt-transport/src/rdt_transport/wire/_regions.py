@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from rdt_transport.agent import MemoryKind
+from rdt_transport.agent import MemoryKind, Span
 from rdt_transport.errors import WireError
-from rdt_transport.wire.base import Region
+from rdt_transport.wire.base import Region, RegionPair
 
-__all__ = ["RegisteredRange", "RegisteredRanges", "check_lengths", "storage_range"]
+__all__ = ["RegisteredRange", "RegisteredRanges", "check_pairs", "spans_of", "storage_range"]
 
 _MEMORY_KINDS: dict[str, MemoryKind] = {"cpu": "DRAM", "cuda": "VRAM"}
 
@@ -38,13 +38,21 @@ def storage_range(storage: torch.UntypedStorage) -> RegisteredRange:
     return RegisteredRange(storage.data_ptr(), storage.nbytes(), device.index or 0, memory)
 
 
-def check_lengths(peer_name: str, local: Region, remote: Region) -> None:
-    """Raises `WireError` unless both regions have the same length."""
-    if local.num_bytes != remote.num_bytes:
-        raise WireError(
-            f"a read from {peer_name} needs equal lengths, found {local.num_bytes} bytes here and "
-            f"{remote.num_bytes} there"
-        )
+def check_pairs(peer_name: str, pairs: Sequence[RegionPair]) -> None:
+    """Raises `WireError` unless there are pairs, each of two regions of the same length."""
+    if not pairs:
+        raise WireError(f"a read from {peer_name} needs at least one pair of regions, found none")
+    for local, remote in pairs:
+        if local.num_bytes != remote.num_bytes:
+            raise WireError(
+                f"a read from {peer_name} needs equal lengths, found {local.num_bytes} bytes here "
+                f"and {remote.num_bytes} there"
+            )
+
+
+def spans_of(regions: Sequence[Region]) -> list[Span]:
+    """The regions as an agent takes them."""
+    return [(region.address, region.num_bytes, region.device) for region in regions]
 
 
 class RegisteredRanges:
@@ -105,3 +113,13 @@ class RegisteredRanges:
             f"outside its {len(self)} registered ranges; register the buffer and, if it is a "
             "peer's, connect again with that peer's newer address"
         )
+
+    def memory_of(self, regions: Sequence[Region]) -> MemoryKind:
+        """The one kind of memory that these regions lie in; raises `WireError` for two."""
+        kinds = {self.holding(region).memory for region in regions}
+        if len(kinds) > 1:
+            raise WireError(
+                f"{self._owner}: the regions of one read lie in {' and '.join(sorted(kinds))}; "
+                "read those of each kind by a handle of their own"
+            )
+        return kinds.pop()

@@ -10,7 +10,16 @@ from typing import Protocol
 
 import torch
 
-__all__ = ["Notification", "PeerAddress", "ReadDone", "ReadFailed", "ReadHandle", "Region", "Wire"]
+__all__ = [
+    "Notification",
+    "PeerAddress",
+    "ReadDone",
+    "ReadFailed",
+    "ReadHandle",
+    "Region",
+    "RegionPair",
+    "Wire",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +29,10 @@ class Region:
     address: int
     num_bytes: int
     device: int = 0
+
+
+RegionPair = tuple[Region, Region]
+"""Where bytes land here, and where they lie in the peer's memory; of equal lengths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +100,12 @@ class Wire(Protocol):
         """Forget a peer; its handles must have been released."""
         ...
 
-    def prepare_read(self, peer_name: str, local: Region, remote: Region) -> ReadHandle:
-        """A handle that reads ``remote`` of that peer into ``local``; equal lengths, above 0."""
+    def prepare_read(self, peer_name: str, pairs: Sequence[RegionPair]) -> ReadHandle:
+        """A handle that reads each remote region of that peer into its local one, in any order.
+
+        At least one pair; lengths are equal within a pair, and above 0. The local regions must not
+        overlap, and each side's lie in one kind of memory.
+        """
         ...
 
     def release(self, handle: ReadHandle) -> None:

@@ -13,15 +13,16 @@ from collections.abc import Sequence
 
 import torch
 
+from rdt_transport.direct_reads import merged
 from rdt_transport.errors import PeerLostError, WireError, WireTimeoutError
-from rdt_transport.wire._regions import RegisteredRanges, check_lengths, storage_range
+from rdt_transport.wire._regions import RegisteredRanges, check_pairs, storage_range
 from rdt_transport.wire.base import (
     Notification,
     PeerAddress,
     ReadDone,
     ReadFailed,
     ReadHandle,
-    Region,
+    RegionPair,
 )
 
 __all__ = ["InProcessFabric", "InProcessWire"]
@@ -65,12 +66,11 @@ class InProcessFabric:
 
 
 class _InProcessRead:
-    __slots__ = ("__weakref__", "local", "notification", "peer_name", "polls_left", "remote")
+    __slots__ = ("__weakref__", "notification", "pairs", "peer_name", "polls_left")
 
-    def __init__(self, peer_name: str, local: Region, remote: Region) -> None:
+    def __init__(self, peer_name: str, pairs: Sequence[RegionPair]) -> None:
         self.peer_name = peer_name
-        self.local = local
-        self.remote = remote
+        self.pairs = pairs
         self.polls_left = 0
         self.notification = b""
 
@@ -143,12 +143,10 @@ class InProcessWire:
             raise WireError(f"{count} handles of {peer_name} are not released")
         del self._peers[peer_name]
 
-    def prepare_read(self, peer_name: str, local: Region, remote: Region) -> ReadHandle:
+    def prepare_read(self, peer_name: str, pairs: Sequence[RegionPair]) -> ReadHandle:
         theirs = self._ranges_of(peer_name)
-        check_lengths(peer_name, local, remote)
-        self._ranges.holding(local)
-        theirs.holding(remote)
-        read = _InProcessRead(peer_name, local, remote)
+        check_pairs(peer_name, pairs)
+        read = _InProcessRead(peer_name, merged(pairs, self._ranges.holding, theirs.holding))
         self._handles.add(read)
         return read
 
@@ -175,7 +173,8 @@ class InProcessWire:
                 peer = self._fabric.find(read.peer_name)
             except PeerLostError as error:
                 return ReadFailed(read, str(error))
-            ctypes.memmove(read.local.address, read.remote.address, read.local.num_bytes)
+            for local, remote in read.pairs:
+                ctypes.memmove(local.address, remote.address, local.num_bytes)
             peer._arrived.append(Notification(self._name, read.notification))
         return ReadDone(read)
 

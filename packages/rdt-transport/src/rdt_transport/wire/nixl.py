@@ -16,13 +16,15 @@ from collections.abc import Generator, Sequence
 import torch
 
 from rdt_transport.agent import MemoryKind, NixlAgent
+from rdt_transport.direct_reads import merged
 from rdt_transport.errors import WireError, WireTimeoutError
 from rdt_transport.wire._metadata import WireMetadata, name_proof
 from rdt_transport.wire._nixl_peer import NixlPeer, NixlRead, ProofPage
 from rdt_transport.wire._regions import (
     RegisteredRange,
     RegisteredRanges,
-    check_lengths,
+    check_pairs,
+    spans_of,
     storage_range,
 )
 from rdt_transport.wire.base import (
@@ -31,7 +33,7 @@ from rdt_transport.wire.base import (
     ReadDone,
     ReadFailed,
     ReadHandle,
-    Region,
+    RegionPair,
 )
 
 __all__ = ["NixlWire"]
@@ -127,7 +129,7 @@ class NixlWire:
         if peer.first_read is None:
             landing = self._page.landing()
             local = ProofPage.region(landing.data_ptr())
-            read = self._prepare(peer, local, ProofPage.region(page_address))
+            read = self._prepare(peer, [(local, ProofPage.region(page_address))])
             peer.first_read = (read, landing)
             ended = self._agent.post(peer.name, read.transfer, b"")
         read, landing = peer.first_read
@@ -161,20 +163,19 @@ class NixlWire:
         self._agent.remove_peer(peer_name)
         self._receive()  # lets the connection finish closing, should the peer be met again
 
-    def prepare_read(self, peer_name: str, local: Region, remote: Region) -> ReadHandle:
+    def prepare_read(self, peer_name: str, pairs: Sequence[RegionPair]) -> ReadHandle:
         peer = self._peer(peer_name)
-        check_lengths(peer_name, local, remote)
-        read = self._prepare(peer, local, remote)
+        check_pairs(peer_name, pairs)
+        read = self._prepare(peer, merged(pairs, self._ranges.holding, peer.ranges.holding))
         peer.handles.add(read)
         return read
 
-    def _prepare(self, peer: NixlPeer, local: Region, remote: Region) -> NixlRead:
-        ours, theirs = self._ranges.holding(local), peer.ranges.holding(remote)
-        local_span = (local.address, local.num_bytes, local.device)
-        remote_span = (remote.address, remote.num_bytes, remote.device)
-        mine = self._agent.prepare(None, local_span, ours.memory)
-        other = self._agent.prepare(peer.name, remote_span, theirs.memory)
-        transfer = self._agent.make_read(peer.name, mine, other)
+    def _prepare(self, peer: NixlPeer, pairs: Sequence[RegionPair]) -> NixlRead:
+        locals_, remotes = zip(*pairs, strict=True)
+        mine = self._agent.prepare(None, spans_of(locals_), self._ranges.memory_of(locals_))
+        theirs = peer.ranges.memory_of(remotes)
+        other = self._agent.prepare(peer.name, spans_of(remotes), theirs)
+        transfer = self._agent.make_read(peer.name, mine, other, len(pairs))
         return NixlRead(peer.name, transfer, mine, other)
 
     def release(self, handle: ReadHandle) -> None:

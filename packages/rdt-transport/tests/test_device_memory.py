@@ -1,0 +1,41 @@
+import torch
+
+from rdt_transport import device_memory
+from rdt_transport.device_memory import is_registrable
+
+
+def test_memory_of_the_host_can_be_registered() -> None:
+    assert is_registrable(torch.zeros(3))
+    assert is_registrable(torch.empty(0))
+
+
+class OnGpu:
+    """As much of a tensor of a GPU as is looked at, at an address that no driver knows."""
+
+    device = torch.device("cuda", 0)
+
+    def untyped_storage(self) -> "OnGpu":
+        return self
+
+    def nbytes(self) -> int:
+        return 64
+
+    def data_ptr(self) -> int:
+        return 4096
+
+
+def driver(error: int, answer: int):
+    def ask(pointer, attribute, address) -> int:
+        assert (attribute.value, address.value) == (10, 4096)
+        pointer._obj.value = answer
+        return error
+
+    return ask
+
+
+def test_the_driver_is_asked_and_believed(monkeypatch) -> None:
+    for error, answer, expected in ((0, 1, True), (0, 0, False), (1, 0, True)):
+        monkeypatch.setattr(device_memory, "_ask", lambda e=error, a=answer: driver(e, a))
+        assert is_registrable(OnGpu()) is expected
+    monkeypatch.setattr(device_memory, "_ask", lambda: None)
+    assert is_registrable(OnGpu())
