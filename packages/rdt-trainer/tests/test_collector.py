@@ -7,6 +7,7 @@ from rdt_plan import Manifest, ParamMeta
 from rdt_trainer.collector import GroupCollector
 from rdt_trainer.errors import SourceError
 
+CPU = torch.device("cpu")
 MANIFEST = Manifest.build(
     [
         ParamMeta("embed", "float32", (2, 2), (0, 1)),
@@ -26,7 +27,7 @@ TENSORS = {
 
 
 def collect(rank: int, items: list) -> list[dict[str, torch.Tensor]]:
-    collector = GroupCollector(MANIFEST, rank, iter(items))
+    collector = GroupCollector(MANIFEST, rank, iter(items), CPU)
     groups = [g.index for g in MANIFEST.groups if any(_owned(n, rank) for n in g.names)]
     found = [collector.collect(group) for group in groups]
     collector.finish()
@@ -84,7 +85,7 @@ def test_parameters_are_detached():
         ),
         (
             ("layers.0.w", torch.ones(3, dtype=torch.bfloat16, device="meta")),
-            r"rank 0: layers\.0\.w is on meta: expected a tensor on the CPU.*\.cpu\(\)",
+            r"rank 0: layers\.0\.w is on meta: expected .* on cpu, .*\.to\('cpu'\).* device='meta'",
         ),
     ],
 )
@@ -110,7 +111,7 @@ def test_errors_of_the_source_pass_through():
         yield from owned(0)[:1]
         raise ZeroDivisionError("gather failed")
 
-    collector = GroupCollector(MANIFEST, 0, failing())
+    collector = GroupCollector(MANIFEST, 0, failing(), CPU)
     collector.collect(0)
     with pytest.raises(ZeroDivisionError, match="gather failed"):
         collector.collect(1)
@@ -126,7 +127,7 @@ def test_a_pass_without_end_is_discarded_no_further_than_its_names(num_groups):
             assert len(yielded) < 100
             yield name, tensor
 
-    collector = GroupCollector(MANIFEST, 1, endless())
+    collector = GroupCollector(MANIFEST, 1, endless(), CPU)
     for group in (0, 1, 2)[:num_groups]:
         collector.collect(group)
     collector.discard()
@@ -135,7 +136,7 @@ def test_a_pass_without_end_is_discarded_no_further_than_its_names(num_groups):
 
 def test_nothing_is_discarded_after_the_last_name():
     items = itertools.cycle(owned(0))
-    collector = GroupCollector(MANIFEST, 0, items)
+    collector = GroupCollector(MANIFEST, 0, items, CPU)
     for group in (0, 1, 3):
         collector.collect(group)
     with pytest.raises(SourceError, match="yielded embed after its last"):
@@ -151,7 +152,7 @@ def test_a_buffer_yielded_twice_is_refused_with_the_group_that_overwrites_it():
         for name, tensor in owned(1):
             yield name, buffer.copy_(tensor) if tensor.shape == (3,) else tensor
 
-    collector = GroupCollector(MANIFEST, 1, reusing())
+    collector = GroupCollector(MANIFEST, 1, reusing(), CPU)
     collector.collect(0)
     collector.collect(1)
     with pytest.raises(SourceError, match=r"rank 1: layers\.0\.b changed in place.*stay unchanged"):

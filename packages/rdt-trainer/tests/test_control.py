@@ -88,6 +88,20 @@ def test_an_error_ends_that_clients_update(call):
     control.close(10)
 
 
+def test_a_client_that_starts_and_updates_at_once_is_asked_to():
+    class Hasty(Deployment):
+        def start_and_update(self, update_info):
+            self.calls.append(("start_and_update", update_info))
+
+    client, ends = Hasty(), Ends()
+    control = Control([client])
+    control.sync([0], {"epoch": 4}, "4", ends)
+    assert control.wait(10)
+    assert (ends.errors, control.is_finishing(0)) == ([None], True)
+    assert client.calls == [("start_and_update", {"epoch": 4}), ("finish", "4")]
+    control.close(10)
+
+
 def test_only_the_replicas_that_are_named_are_driven():
     clients, ended = [Deployment(), Deployment(), Deployment()], []
     control = Control(clients)

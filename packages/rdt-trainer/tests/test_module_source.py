@@ -1,3 +1,5 @@
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -82,6 +84,72 @@ def test_a_parameter_without_copies_is_served_from_its_own_memory():
     model = Model()
     yielded = dict(ModuleSource(model).iter_full())
     assert yielded["embed.weight"].data_ptr() == model.embed.weight.data_ptr()
+
+
+def test_stable_tensors_are_what_every_pass_yields_from_the_parameters_own_memory():
+    model = nn.Module()
+    model.plain = nn.Linear(3, 2)
+    model.small = nn.Linear(3, 2, dtype=torch.bfloat16)
+    model.turned = nn.Parameter(torch.empty(4, 3).t())
+    model.register_buffer("count", torch.zeros(2, dtype=torch.int64))
+    source = ModuleSource(model, dtype=torch.bfloat16, persistent_buffers=True)
+    stable = source.stable_tensors()
+    assert stable.keys() == {"small.weight", "small.bias", "count"}  # others are cast or copied
+    for _ in range(2):
+        for name, tensor in source.iter_full():
+            if name in stable:
+                assert tensor.data_ptr() == stable[name].data_ptr()
+                assert torch.equal(tensor, stable[name]) and not stable[name].requires_grad
+        with torch.no_grad():
+            model.small.weight.add_(1)
+    assert ModuleSource(model, stable=False).stable_tensors() == {}
+    assert ModuleSource(model).stable_tensors().keys() == {
+        f"{part}.{name}" for part in ("plain", "small") for name in ("weight", "bias")
+    }
+
+
+def test_whatever_changes_the_module_between_passes_is_seen():
+    """A stable source walks its module again only when something in it is another thing."""
+    model = nn.Module()
+    model.a, model.b = nn.Linear(3, 2), nn.Linear(3, 2)
+    source = ModuleSource(model)
+
+    def passes() -> dict[str, int]:
+        return {name: tensor.data_ptr() for name, tensor in source.iter_full()}
+
+    def own() -> dict[str, int]:
+        return {name: tensor.data_ptr() for name, tensor in model.named_parameters()}
+
+    assert passes() == own()
+    model.a.weight = nn.Parameter(torch.randn(2, 3))
+    assert passes() == own()
+    model.b = nn.Linear(3, 2)
+    assert passes() == own()
+    model.a.bias.data = torch.randn(2)  # the same parameter, in another place
+    assert passes() == own()
+    model.a, model.b = model.b, model.a
+    assert passes() == own()
+    with torch.no_grad():
+        model.a.weight.set_(torch.randn(3, 3))
+    with pytest.raises(SourceError, match=r"a\.weight is now \[3, 3\]"):
+        passes()
+    model.a.weight.data = torch.randn(2, 3)
+    model.c = model.a
+    del model.a
+    with pytest.raises(SourceError, match=r"a\.weight is no longer in the module"):
+        passes()
+
+
+def test_a_source_that_is_not_stable_keeps_no_replaced_parameter_alive():
+    model = nn.Linear(3, 2)
+    source = ModuleSource(model, stable=False)
+    list(source.iter_full())
+    old = weakref.ref(model.weight)
+    model.weight = nn.Parameter(torch.randn(2, 3))
+    assert old() is None
+    assert [t.data_ptr() for _, t in source.iter_full()] == [
+        t.data_ptr() for t in model.parameters()
+    ]
 
 
 def test_replaced_parameters_and_steps_are_seen_by_the_next_pass():
@@ -227,11 +295,19 @@ def test_meta_parameters_are_refused():
         _ = ModuleSource(model).metadata
 
 
-def test_parameters_on_another_device_are_refused():
-    with FakeTensorMode():  # says that it is on a GPU, where there is none
-        model = nn.ParameterDict({"weight": nn.Parameter(torch.empty(2, device="cuda"))})
-    with pytest.raises(SourceError, match=r"weight is on cuda:0: expected .* CPU.*\.cpu\(\)"):
-        _ = ModuleSource(model).metadata
+@pytest.mark.parametrize(
+    ("device", "before", "message"),
+    [
+        ("cuda", True, r"b is on cuda:0, and a on cpu: expected a module on one device; move it"),
+        ("xpu", False, r"b is on xpu:0: expected a tensor on the CPU or on a CUDA.*\.cpu\(\)"),
+    ],
+)
+def test_a_module_on_two_devices_or_one_that_is_not_served_is_refused(device, before, message):
+    found = {"a": nn.Parameter(torch.empty(2))} if before else {}
+    with FakeTensorMode():  # says where it is, where there is none
+        found["b"] = nn.Parameter(torch.empty(2, device=device))
+    with pytest.raises(SourceError, match=message):
+        _ = ModuleSource(nn.ParameterDict(found)).metadata
 
 
 def test_fsdp2_parameters_are_gathered_by_their_mesh(tmp_path):

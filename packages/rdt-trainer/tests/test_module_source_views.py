@@ -103,6 +103,17 @@ def test_rows_are_served_from_the_parameter_and_a_transposed_part_is_copied_and_
     assert record.getMessage().startswith("6 of 19 checkpoint names, layers.0.0.down first")
 
 
+def test_rows_are_stable_and_what_is_copied_or_cast_is_not():
+    model = Model()
+    source = ModuleSource(model, names=parts)
+    stable = source.stable_tensors()
+    copied = {name for name in expected(model) if name.endswith("down")}
+    assert stable.keys() == expected(model).keys() - copied and len(copied) == 6
+    for name, tensor in source.iter_full():
+        assert name in copied or tensor.data_ptr() == stable[name].data_ptr()
+    assert not ModuleSource(model, names=parts, dtype=torch.bfloat16).stable_tensors()
+
+
 def test_masters_are_cast_whole_before_they_are_taken_apart():
     model = Model()
     source = ModuleSource(model, names=parts, dtype=torch.bfloat16)
@@ -202,7 +213,7 @@ def test_a_change_during_a_pass_is_noticed_through_its_views():
     model = Model()
     source = adapt(ModuleSource(model, names=parts))
     manifest = Manifest.build(source.params)
-    collector = GroupCollector(manifest, 0, iter(source.iter_full()))
+    collector = GroupCollector(manifest, 0, iter(source.iter_full()), torch.device("cpu"))
     for group in range(2):
         collector.collect(group)
     collector.check_unchanged()

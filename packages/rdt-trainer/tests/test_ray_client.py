@@ -105,6 +105,67 @@ def test_every_call_reaches_every_handle(actors):
         ]
 
 
+class Ordered:
+    """vLLM's LLM: no call of it is async, and it refuses an update that was not started."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.fails = ""
+
+    def fail_in(self, call):
+        self.fails = call
+
+    def start_weight_update(self):
+        if self.fails == "start":
+            raise RuntimeError("no memory")
+        self.calls.append("start")
+
+    def update_weights(self, request):
+        if "start" not in self.calls:
+            raise RuntimeError("not started")
+        self.calls.append(f"update {request.update_info['epoch']}")
+
+    def asked(self):
+        return self.calls
+
+
+class Logged(RayClient):
+    """Keeps when it submits a call, and when it begins to wait for the answers."""
+
+    def _submit(self, method, *arguments, **options):
+        self.log.append(f"submit {method}")
+        return super()._submit(method, *arguments, **options)
+
+    def _answers(self, method, references):
+        self.log.append(f"await {method}")
+        return super()._answers(method, references)
+
+
+@pytest.mark.parametrize("kind", [Ordered, Engine])
+def test_start_and_update_are_on_their_way_at_once_where_order_is_kept(actors, kind):
+    handle = actors(kind)
+    client = Logged(handle, timeout_seconds=60)
+    client.log = []
+    client.start_and_update({"epoch": 3})
+    start, update = "start_weight_update", "update_weights"
+    if kind is Ordered:
+        assert ray.get(handle.asked.remote()) == ["start", "update 3"]
+        expected = [f"submit {start}", f"submit {update}", f"await {start}", f"await {update}"]
+    else:
+        assert ray.get(handle.asked.remote()) == [("start",), ("update", {"epoch": 3})]
+        expected = [f"submit {start}", f"await {start}", f"submit {update}", f"await {update}"]
+    assert client.log == expected
+
+
+def test_a_start_that_fails_is_told_and_its_update_changes_nothing(actors):
+    handle = actors(Ordered)
+    ray.get(handle.fail_in.remote("start"))
+    client = RayClient(handle, timeout_seconds=60)
+    with pytest.raises(ClientError, match="start_weight_update: RuntimeError: no memory"):
+        client.start_and_update({"epoch": 3})
+    assert ray.get(handle.asked.remote()) == []
+
+
 def test_engine_that_cannot_pause_sleeps(actors):
     handle = actors(Sleeper)
     client = RayClient(handle, timeout_seconds=60)

@@ -6,13 +6,14 @@ from rdt_trainer.errors import SourceError
 from rdt_trainer.tensor_versions import TensorVersions
 
 
-def noted(tensor: torch.Tensor) -> TensorVersions:
+def noted(tensor: torch.Tensor, keep: bool = False) -> TensorVersions:
     versions = TensorVersions(3)
-    versions.note("w", tensor)
+    versions.note("w", tensor, keep=keep)
     versions.check()
     return versions
 
 
+@pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("inference_mode", [False, True])
 @pytest.mark.parametrize(
     "tensor",
@@ -24,9 +25,9 @@ def noted(tensor: torch.Tensor) -> TensorVersions:
         torch.nn.Parameter(torch.zeros(4)).detach(),
     ],
 )
-def test_a_change_in_place_is_seen_through_every_alias(tensor, inference_mode):
+def test_a_change_in_place_is_seen_through_every_alias(tensor, inference_mode, keep):
     with torch.inference_mode(inference_mode):
-        versions = noted(tensor)
+        versions = noted(tensor, keep)
     with torch.no_grad():
         tensor.detach()[:1].add_(1)
     with pytest.raises(SourceError, match=r"^rank 3: w changed in place.*send_weights returns"):

@@ -16,6 +16,9 @@ class Client(Protocol):
     after another, never two at once. After a call that failed or never arrived the next is again
     ``init``, ``start`` or ``shutdown``; ``start`` gives up an update that is still open.
 
+    A client may have ``start_and_update(update_info)``, which is called instead of the two: for one
+    that need not wait for the first before it makes the second.
+
     A client may have ``num_workers``: how many workers its deployment has, which each is told and
     `RdtTrainer.init` checks; 0, as without it, lets them infer it.
     """

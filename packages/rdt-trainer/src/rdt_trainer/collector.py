@@ -1,16 +1,19 @@
 """From a source's stream of named tensors to whole gather groups, checked against the manifest."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from functools import cache
 from itertools import islice
 
 import torch
 
 from rdt_plan import Manifest, ParamMeta
 from rdt_trainer.errors import SourceError
-from rdt_trainer.source import check_device
 from rdt_trainer.tensor_versions import TensorVersions
+from rdt_transport.pack import torch_dtype
 
 __all__ = ["GroupCollector"]
+
+_torch_dtype = cache(torch_dtype)
 
 
 class GroupCollector:
@@ -20,14 +23,23 @@ class GroupCollector:
         manifest: what the source declared.
         rank: whose owned parameters the pass yields.
         tensors: the pass, as `WeightSource.iter_full` started it.
+        device: where they must be.
+        stable: names of tensors whose memory stays anyway.
     """
 
     def __init__(
-        self, manifest: Manifest, rank: int, tensors: Iterator[tuple[str, torch.Tensor]]
+        self,
+        manifest: Manifest,
+        rank: int,
+        tensors: Iterator[tuple[str, torch.Tensor]],
+        device: torch.device,
+        stable: Collection[str] = (),
     ) -> None:
         self._manifest = manifest
         self._rank = rank
         self._tensors = tensors
+        self._device = device
+        self._stable = stable
         self._num_left = sum(rank in param.owners for param in manifest.params)
         self._has_end = True  # an end that may still be asked for
         self._versions = TensorVersions(rank)
@@ -37,14 +49,14 @@ class GroupCollector:
         """The owned tensors of the next group, detached.
 
         Groups are asked for in manifest order. Raises `SourceError` when the pass ends early or
-        yields another name, shape, dtype or kind of tensor than declared, or one that is not on
-        the CPU, or when a tensor of the group before was changed in place; whatever the source
+        yields another name, shape, dtype or kind of tensor than declared, or one that is on another
+        device, or when a tensor of the group before was changed in place; whatever the source
         itself raises passes through.
         """
         collected, before = {}, self._num_published
         self._num_published = len(self._versions)
         for name in self._manifest.groups[group].names:
-            meta = self._manifest.param(name)
+            meta = self._manifest.by_name[name]
             if self._rank in meta.owners:
                 collected[name] = self._next(meta)
         self._versions.check(before)
@@ -94,14 +106,20 @@ class GroupCollector:
                 f"rank {self._rank}: {name} is a {type(tensor).__name__}: expected a plain, whole "
                 "tensor; call full_tensor() on a DTensor"
             )
-        check_device(name, tensor, self._rank)
-        found = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-        if found != (meta.dtype, meta.shape):
+        if tensor.device != self._device:
             raise SourceError(
-                f"rank {self._rank}: {name} is {found[0]}{list(found[1])}, expected "
+                f"rank {self._rank}: {name} is on {tensor.device}: expected a tensor on "
+                f"{self._device}, where this rank serves from; yield "
+                f"tensor.to({str(self._device)!r}) from iter_full, or make the RdtTrainer with "
+                f"device={str(tensor.device)!r}"
+            )
+        if tensor.dtype != _torch_dtype(meta.dtype) or tensor.shape != meta.shape:
+            found = str(tensor.dtype).removeprefix("torch.")
+            raise SourceError(
+                f"rank {self._rank}: {name} is {found}{list(tensor.shape)}, expected "
                 f"{meta.dtype}{list(meta.shape)} as metadata declared at init; yield it so, or "
                 "make a new trainer for a model that changed"
             )
         self._num_left -= 1
-        self._versions.note(name, tensor)
-        return tensor.detach()
+        self._versions.note(name, tensor, keep=name in self._stable)
+        return tensor.detach() if tensor.requires_grad else tensor

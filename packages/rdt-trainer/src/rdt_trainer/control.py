@@ -72,9 +72,10 @@ class Control:
         def drive(replica: int) -> None:
             client = self._clients[replica]
             try:
-                client.start()
+                if (both := getattr(client, "start_and_update", None)) is None:
+                    client.start()
                 self._doing[replica] = "update"
-                client.update(update_info)
+                (both or client.update)(update_info)
                 self._doing[replica] = "finish"
                 client.finish(weight_version)
             except BaseException as error:

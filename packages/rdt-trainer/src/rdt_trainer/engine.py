@@ -9,6 +9,8 @@ import torch
 
 from rdt_plan import Manifest
 from rdt_trainer.client import Client, declared_workers
+from rdt_trainer.collector import GroupCollector
+from rdt_trainer.devices import served_device
 from rdt_trainer.errors import SettingsError, TrainerStateError
 from rdt_trainer.hosting import Hosting
 from rdt_trainer.job import Job
@@ -16,6 +18,7 @@ from rdt_trainer.numbering import EpochNumbering
 from rdt_trainer.report import SyncReport
 from rdt_trainer.source import AdaptedSource, Exchange, adapt
 from rdt_trainer.sync import Sync
+from rdt_transport.intervals import Interval
 from rdt_transport.rendezvous import (
     ConnectionLost,
     JobSettings,
@@ -46,8 +49,8 @@ class RdtTrainer:
         job: the job's name; made up by default.
         host: where an in-process rendezvous listens; workers on other nodes need this node's
             address.
-        device: where this rank's serve slots live: "cpu", as the source's tensors; no other is
-            served yet.
+        device: where this rank's source yields its tensors, and where serve slots live: "cpu" or
+            "cuda". None: that of the source's stable tensors, or the CPU without any.
         timeout_seconds: of each single wait, here and in the workers: for the other ranks, for
             servers to attach, for consumers to pull a group, for servers to finish. Longer than a
             whole sync takes, as some ranks end before others.
@@ -56,7 +59,7 @@ class RdtTrainer:
         make_wire: makes the wire to serve over, on its own thread; NIXL by default.
 
     Raises:
-        SettingsError: arguments that contradict each other, or a device that is not served.
+        SettingsError: arguments that contradict each other.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class RdtTrainer:
         ray: str | None = None,
         job: str | None = None,
         host: str = "127.0.0.1",
-        device: torch.device | str = "cpu",
+        device: torch.device | str | None = None,
         timeout_seconds: float = 120.0,
         exchange: Exchange | None = None,
         unconsumed: Sequence[str] = (),
@@ -79,7 +82,6 @@ class RdtTrainer:
         clients = _listed(client)
         self._settings = settings or JobSettings(num_producers=1, num_replicas=len(clients) or 1)
         _check(rank, clients, self._settings)
-        _check_device(device)
         self._rank = rank
         self._clients = clients
         self._source = source
@@ -93,6 +95,7 @@ class RdtTrainer:
         self._job: Job | None = None
         self._sync: Sync | None = None
         self._numbering = EpochNumbering()
+        self._intervals: tuple[Interval, ...] = ()
         self._lost: str | None = None  # why the rendezvous is gone
         self._in_use = threading.Lock()
         self._closed = False
@@ -103,6 +106,7 @@ class RdtTrainer:
         Raises:
             SourceError, ManifestError: the source describes itself wrongly, or serves a name that
                 no worker of any server reads.
+            SettingsError: a device that is not served, or that is not there.
             ClientError: a server refused, carries its words; or it did not answer in time.
             RankFailedError: another rank failed before all knew where the rendezvous is.
             RdtTransportError: the rendezvous, the wire, or another rank that disagrees.
@@ -112,6 +116,7 @@ class RdtTrainer:
                 raise TrainerStateError("init() was called already: expected once a trainer")
             try:
                 self._adapted, manifest = self._describe()
+                device = served_device(self._device, self._adapted.stable)
             except Exception as error:
                 self._hosting.refuse(error)
                 raise
@@ -121,7 +126,8 @@ class RdtTrainer:
                 manifest=manifest,
                 settings=self._settings,
                 clients=self._clients,
-                device=self._device,
+                device=device,
+                stable=self._adapted.stable,
                 unconsumed=self._unconsumed,
                 make_wire=self._make_wire,
                 on_event=self._on_event,
@@ -151,8 +157,13 @@ class RdtTrainer:
             sync = Sync(
                 self._numbering,
                 rank=self._rank,
-                manifest=job.manifest,
-                iter_full=source.iter_full,
+                new_pass=lambda: GroupCollector(
+                    job.manifest,
+                    self._rank,
+                    iter(source.iter_full()),
+                    job.device,
+                    source.stable.keys(),
+                ),
                 producer=job.producer,
                 rendezvous=job.rendezvous,
                 control=job.control,
@@ -164,6 +175,21 @@ class RdtTrainer:
                 return sync.run(weight_version)
             finally:
                 self._sync = None
+                self._intervals = (*(job.producer.intervals or ()), *sync.intervals)
+
+    def record_intervals(self, on: bool) -> None:
+        """Keep when this rank gathered and packed in each sync, from now on, or no more.
+
+        Raises `TrainerStateError` before `init`.
+        """
+        if self._job is None:
+            raise TrainerStateError("record_intervals() came before init()")
+        self._job.producer.record_intervals(on)
+
+    @property
+    def intervals(self) -> tuple[Interval, ...]:
+        """When the stages of the last sync ran: "control" always, the others where kept."""
+        return self._intervals
 
     def attach(self, replica: int = 0) -> None:
         """Attach a replica's workers again, now, after they were dropped or the server restarted.
@@ -258,15 +284,6 @@ def _check(rank: int, clients: Sequence[Client], settings: JobSettings) -> None:
                 f"{client.name}: num_workers is {num_workers}: expected the deployment's workers, "
                 "or 0 to let them tell"
             )
-
-
-def _check_device(device: torch.device | str) -> None:
-    # A pack on another device is enqueued, not done, when its call returns; nothing waits for it.
-    if str(device).partition(":")[0] != "cpu":
-        raise SettingsError(
-            f"device is {device}: expected 'cpu', the only device that is served yet; leave "
-            "device= out and yield tensors on the CPU"
-        )
 
 
 def _nixl_wire(role: str) -> Wire:

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,7 +37,8 @@ class Job:
         manifest: what its source declared.
         settings: the job's.
         clients: by replica; empty on ranks other than 0.
-        device: where the serve slots live.
+        device: where the serve slots and the source's tensors live.
+        stable: of these, those that stay where they are, by name.
         unconsumed: patterns of names that no worker needs to read.
         make_wire: makes the wire, on the thread that owns it.
         on_event: called with each push of the rendezvous, before the producer sees it.
@@ -55,13 +56,15 @@ class Job:
         manifest: Manifest,
         settings: JobSettings,
         clients: Sequence[Client],
-        device: torch.device | str,
+        device: torch.device,
+        stable: Mapping[str, torch.Tensor],
         unconsumed: Sequence[str],
         make_wire: Callable[[], Wire],
         on_event: Callable[[RendezvousEvent], None],
         timeout_seconds: float,
     ) -> None:
         self.manifest = manifest
+        self.device = device
         self.control: Control | None = None
         self._hosting = hosting
         self._rank = rank
@@ -80,7 +83,7 @@ class Job:
         try:
             self._closers.append(hosting.close)
             address = hosting.open()
-            progress = ProgressThread(make_wire, name=f"rdt-producer-{rank}")
+            progress = ProgressThread(make_wire, name=f"rdt-producer-{rank}", device=device)
             self._closers.append(progress.close)
             self.rendezvous = RendezvousClient(address, on_event=dispatch)
             self._closers += [self.rendezvous.close, self.rendezvous.leave]
@@ -91,6 +94,7 @@ class Job:
                 manifest=manifest,
                 settings=settings,
                 device=device,
+                sources=stable,
             )
             late.append(self.producer)
             self._closers.append(self.producer.close)

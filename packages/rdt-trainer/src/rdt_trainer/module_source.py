@@ -2,17 +2,18 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import nn
 
 from rdt_plan.groups import group_ordered
 from rdt_trainer.errors import SourceError
-from rdt_trainer.module_tensors import module_tensors
+from rdt_trainer.module_tensors import module_identity, module_tensors
 from rdt_trainer.named_views import NamedView, Region, regions
+from rdt_trainer.served import Served, Whole, is_member, mesh_ranks
 from rdt_trainer.source import SourceMeta
 
 __all__ = ["ModuleSource", "Named", "Names"]
@@ -21,34 +22,7 @@ __all__ = ["ModuleSource", "Named", "Names"]
 Named = str | Sequence[NamedView] | None
 Names = Callable[[str], Named] | Mapping[str, Named]
 
-_Whole = tuple[str, torch.dtype, str | None]
-
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Served:
-    """Where a checkpoint name's elements are.
-
-    Attributes:
-        tensor_name: of the module's tensor.
-        tensor_shape: its full shape.
-        region: the part of it; None is all of it.
-        dtype: it is cast to this, whole, before the region is taken.
-        extra_name: the further name this is; gathered for itself, as it may be served many groups
-            after the first.
-    """
-
-    tensor_name: str
-    tensor_shape: tuple[int, ...]
-    region: Region | None
-    dtype: torch.dtype
-    extra_name: str | None = None
-
-    @property
-    def whole(self) -> _Whole:
-        """Equal for names that one gathered tensor serves."""
-        return self.tensor_name, self.dtype, self.extra_name
 
 
 class ModuleSource:
@@ -61,8 +35,8 @@ class ModuleSource:
     ranks are taken to be the trainer's ranks.
 
     Args:
-        module: read again in every pass, so its parameters may be replaced, but neither renamed
-            nor reshaped.
+        module: read again in every pass. Its parameters may neither be renamed nor reshaped; see
+            ``stable`` for those that are replaced.
         names: maps a tensor's name in the module to its checkpoint name; to a list of
             `NamedView`, which together hold every element once, where the checkpoint has it in
             parts; or to None to leave it out. A function, or a table that lists every tensor. A
@@ -76,11 +50,14 @@ class ModuleSource:
             checkpoint name to dtype, None for its own: for the few that the checkpoint keeps in
             fp32.
         persistent_buffers: serve these too.
+        stable: whether parameters stay the tensors they are, as under an optimizer. Workers then
+            read those that are served as they are from their own memory, and one that was replaced
+            since the trainer was initialised is refused. False: each pass may find other tensors.
 
     Raises:
         SourceError: from ``metadata``, so while the trainer is initialised: names that collide,
             extra names of nothing, views that are none or leave elements out, adapters that are
-            not merged, quantised parameters, FSDP1's flat ones, or any that are not on the CPU.
+            not merged, quantised parameters, FSDP1's flat ones, or tensors of several devices.
     """
 
     def __init__(
@@ -91,12 +68,17 @@ class ModuleSource:
         extra_names: Mapping[str, str] | None = None,
         dtype: torch.dtype | Callable[[str], torch.dtype | None] | None = None,
         persistent_buffers: bool = False,
+        stable: bool = True,
     ) -> None:
         self._module = module
         self._names = names
         self._extra_names = dict(extra_names or {})
         self._dtype = dtype
         self._persistent_buffers = persistent_buffers
+        self._stable = stable
+        self._identity: list[object] | None = None
+        self._walked: dict[str, torch.Tensor] = {}  # while the module has that identity
+        self._unchanged: Mapping[str, torch.Tensor] | None = None  # what was checked last
         self._described: frozenset[str] = frozenset()  # the tensors that `metadata` looked at
 
     @classmethod
@@ -106,6 +88,7 @@ class ModuleSource:
         *,
         extra_names: Mapping[str, str] | None = None,
         dtype: torch.dtype | Callable[[str], torch.dtype | None] | None = None,
+        stable: bool = True,
     ) -> Self:
         """Serves a ``transformers`` model, wrapped or not, as its ``save_pretrained`` writes it.
 
@@ -118,9 +101,13 @@ class ModuleSource:
         """
         from rdt_trainer.transformers_names import transformers_names
 
-        names = transformers_names(model)
         return cls(
-            model, names=names, extra_names=extra_names, dtype=dtype, persistent_buffers=True
+            model,
+            names=transformers_names(model),
+            extra_names=extra_names,
+            dtype=dtype,
+            persistent_buffers=True,
+            stable=stable,
         )
 
     @cached_property
@@ -132,7 +119,7 @@ class ModuleSource:
                 name,
                 served.dtype,
                 served.tensor_shape if served.region is None else served.region.shape,
-                _mesh_ranks(tensors[served.tensor_name]),
+                mesh_ranks(tensors[served.tensor_name]),
             )
             for name, served in self._served.items()
         ]
@@ -141,21 +128,45 @@ class ModuleSource:
         """A pass over the parameters this rank holds; see `WeightSource.iter_full`."""
         tensors = self._tensors()
         self._check_unchanged(tensors)
-        last = {served.whole: name for name, served in self._served.items()}
-        held: dict[_Whole, torch.Tensor] = {}
+        held: dict[Whole, torch.Tensor] = {}
         for name, served in self._served.items():
-            if _is_member(tensors[served.tensor_name]):
-                if served.whole not in held:
-                    held[served.whole] = _gathered(tensors[served.tensor_name], served.dtype)
-                yield name, _part(held, served, is_last=last[served.whole] == name)
+            tensor = tensors[served.tensor_name]
+            if served.needs_no_gather(tensor):  # most of a model's many tensors
+                yield name, served.part(tensor.detach())
+            elif is_member(tensor):
+                whole = held.pop(served.whole, None)
+                if whole is None:
+                    whole = served.gathered(tensor)
+                if self._last[served.whole] != name:
+                    held[served.whole] = whole
+                part = served.part(whole)
+                del whole  # the last part is the only one left that refers to it
+                yield name, part
+                del part
+
+    def stable_tensors(self) -> dict[str, torch.Tensor]:
+        """What is served from a parameter's own memory: neither cast, copied nor gathered."""
+        if not self._stable:
+            return {}
+        tensors = self._tensors()
+        return {
+            name: served.part(tensors[served.tensor_name].detach())
+            for name, served in self._served.items()
+            if served.is_stable(tensors[served.tensor_name])
+        }
 
     @cached_property
-    def _served(self) -> dict[str, _Served]:
+    def _last(self) -> dict[Whole, str]:
+        """The last name that each gathered tensor serves."""
+        return {served.whole: name for name, served in self._served.items()}
+
+    @cached_property
+    def _served(self) -> dict[str, Served]:
         """By checkpoint name, in the order in which they are served."""
         tensors = self._tensors()
         self._described = frozenset(tensors)
         self._check_table(tensors)
-        found: dict[str, _Served] = {}
+        found: dict[str, Served] = {}
         for tensor_name, tensor in tensors.items():
             shape = tuple(tensor.shape)
             for name, region in self._parts(tensor_name, tensor):
@@ -165,7 +176,7 @@ class ModuleSource:
                         f"{tensor_name}: expected distinct checkpoint names; check names="
                     )
                 dtype = self._served_dtype(name, tensor)
-                found[name] = _Served(tensor_name, shape, region, dtype)
+                found[name] = Served(tensor_name, shape, region, dtype)
         for extra, name in self._extra_names.items():
             if extra in found or name not in found:
                 problem = "is served already" if extra in found else f"repeats {name}, not served"
@@ -178,12 +189,23 @@ class ModuleSource:
         return {name: found[name] for name in group_ordered(found)}
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        return module_tensors(self._module, persistent_buffers=self._persistent_buffers)
+        """The module's tensors; one that is `stable` is walked again only when it has others."""
+        identity = module_identity(self._module) if self._stable else None
+        if identity is None or identity != self._identity:
+            self._walked = module_tensors(self._module, persistent_buffers=self._persistent_buffers)
+            self._identity = identity
+        walked = self._walked
+        if not self._stable:  # nothing that was replaced may live on here
+            self._walked = {}
+        return walked
 
     def _check_unchanged(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """What is served was declared once: none may go, change its shape, or come."""
         for served in self._served.values():
-            _check_present(served, tensors)
+            served.check_present(tensors.get(served.tensor_name))
+        if tensors is self._unchanged:
+            return
+        self._unchanged = tensors if self._stable else None
         self._check_table(tensors)
         for name in sorted(tensors.keys() - self._described):
             if any(self._parts(name, tensors[name])):
@@ -224,31 +246,7 @@ class ModuleSource:
         return tensor.dtype if wanted is None or not castable else wanted
 
 
-def _check_present(served: _Served, tensors: Mapping[str, torch.Tensor]) -> None:
-    tensor = tensors.get(served.tensor_name)
-    if tensor is None or tuple(tensor.shape) != served.tensor_shape:
-        found = "no longer in the module" if tensor is None else f"now {list(tensor.shape)}"
-        raise SourceError(
-            f"{served.tensor_name} is {found}: expected the {list(served.tensor_shape)} it was "
-            "when the trainer was initialised; build a new source and trainer"
-        )
-
-
-@torch.no_grad()
-def _gathered(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    # Cast before gathering: a bf16 gather of fp32 shards moves half the bytes.
-    tensor = tensor.detach().to(dtype)
-    gather: Any = getattr(tensor, "full_tensor", None)
-    return (gather() if callable(gather) else tensor).contiguous()
-
-
-def _part(held: dict[_Whole, torch.Tensor], served: _Served, *, is_last: bool) -> torch.Tensor:
-    """The served part of what is held; the last one is the only one left that refers to it."""
-    whole = held.pop(served.whole) if is_last else held[served.whole]
-    return whole if served.region is None else served.region(whole).contiguous()
-
-
-def _log_copies(served: Mapping[str, _Served]) -> None:
+def _log_copies(served: Mapping[str, Served]) -> None:
     views = {name: part.region for name, part in served.items()}
     copied = [name for name, region in views.items() if region and not region.is_contiguous]
     if copied:
@@ -259,14 +257,3 @@ def _log_copies(served: Mapping[str, _Served]) -> None:
             len(served),
             copied[0],
         )
-
-
-def _mesh_ranks(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """The ranks a DTensor is spread over; None for a plain tensor, which every rank has."""
-    mesh: Any = getattr(tensor, "device_mesh", None)
-    return None if mesh is None else tuple(sorted(mesh.mesh.flatten().tolist()))
-
-
-def _is_member(tensor: torch.Tensor) -> bool:
-    mesh: Any = getattr(tensor, "device_mesh", None)
-    return mesh is None or mesh.get_coordinate() is not None

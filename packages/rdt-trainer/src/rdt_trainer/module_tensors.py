@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from rdt_trainer.adapters import refuse_adapters, refuse_foreign_tensor
+from rdt_trainer.devices import check_device
 from rdt_trainer.errors import SourceError
-from rdt_trainer.source import check_device
 from rdt_trainer.wrappers import name_stripper
 
-__all__ = ["module_tensors", "transient_buffers"]
+__all__ = ["module_identity", "module_tensors", "transient_buffers"]
 
 FLAT_PARAMETER = "_flat_param"
 FSDP1_REMEDY = (
@@ -25,12 +25,13 @@ def module_tensors(module: nn.Module, *, persistent_buffers: bool) -> dict[str, 
 
     Raises:
         SourceError: names the tensor that cannot be served, and says what to do: an adapter's, a
-            quantised one, a shard of FSDP1, one on the meta device or not on the CPU.
+            quantised one, a shard of FSDP1, one on the meta device, or on another than the rest.
     """
     refuse_adapters(module)
     _refuse_fsdp1_shards(module)
     strip = name_stripper(module)
     found: dict[str, torch.Tensor] = {}
+    first: tuple[str, torch.Tensor] | None = None
     walk = module.named_parameters()
     if persistent_buffers:
         transient = {strip(name) for name in transient_buffers(module)}
@@ -48,7 +49,8 @@ def module_tensors(module: nn.Module, *, persistent_buffers: bool) -> dict[str, 
                 f"{module_name} is on the meta device: expected a parameter with data; "
                 "materialise the module first"
             )
-        check_device(module_name, tensor)
+        first = first or (module_name, tensor)
+        check_device(module_name, tensor, *first)
         refuse_foreign_tensor(module_name, tensor)
         if name in found:
             raise SourceError(
@@ -56,6 +58,25 @@ def module_tensors(module: nn.Module, *, persistent_buffers: bool) -> dict[str, 
                 "expected distinct names; serve the wrapped module"
             )
         found[name] = tensor
+    return found
+
+
+def module_identity(module: nn.Module) -> list[object]:
+    """Equal to an earlier one while no module or tensor was replaced, renamed, added or removed.
+
+    Contents, shapes and devices may differ. Made of ids: keep the tensors of the earlier one alive.
+    Some tenths of a microsecond a tensor, where `module_tensors` takes tens.
+    """
+    found: list[object] = []
+    waiting = [module]
+    while waiting:
+        inner = waiting.pop()
+        found.append(id(inner))
+        for tensors in (inner._parameters, inner._buffers):
+            found += tensors
+            found += map(id, tensors.values())
+        found += inner._modules
+        waiting += [each for each in inner._modules.values() if each is not None]
     return found
 
 

@@ -52,6 +52,21 @@ class RayClient:
     def update(self, update_info: Mapping[str, Any]) -> None:
         self._call("update_weights", SimpleNamespace(update_info=dict(update_info)))
 
+    def start_and_update(self, update_info: Mapping[str, Any]) -> None:
+        """`start` and `update`, both on their way before either is awaited.
+
+        Where the actors run one call at a time, in the order in which they come; an engine refuses
+        an update whose start has failed. Elsewhere one after the other.
+        """
+        if not self._is_ordered:
+            self.start()
+            self.update(update_info)
+            return
+        request = SimpleNamespace(update_info=dict(update_info))
+        calls = [self._submit("start_weight_update"), self._submit("update_weights", request)]
+        for call in calls:
+            self._answers(*call)
+
     def finish(self, weight_version: str | None = None) -> None:
         self._call("finish_weight_update", weight_version)
 
@@ -84,21 +99,31 @@ class RayClient:
     def _has(self, method: str) -> bool:
         return all(hasattr(handle, method) for handle in self._handles)
 
+    @property
+    def _is_ordered(self) -> bool:
+        """Whether every actor runs its calls in order: it is neither async nor threaded."""
+        known = [getattr(h, "_ray_allow_out_of_order_execution", None) for h in self._handles]
+        return all(each is False for each in known)
+
     def _call(self, method: str, *arguments: Any, **options: Any) -> list[Any]:
         """Every handle's answer, in the order of the handles."""
-        import ray
-        from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+        return self._answers(*self._submit(method, *arguments, **options))
 
+    def _submit(self, method: str, *arguments: Any, **options: Any) -> tuple[str, list[Any]]:
+        """The method, and a reference to each handle's answer."""
         if not self._has(method):
             raise ClientError(
                 f"{self.name} has no {method}: expected actors with the methods of vLLM's LLM or "
                 "AsyncLLM 0.29 or later",
                 server_text=f"no method {method}",
             )
+        return method, [getattr(h, method).remote(*arguments, **options) for h in self._handles]
+
+    def _answers(self, method: str, references: Sequence[Any]) -> list[Any]:
+        import ray
+        from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
         deadline = time.monotonic() + self._timeout_seconds
-        references = [
-            getattr(handle, method).remote(*arguments, **options) for handle in self._handles
-        ]
         pending = list(references)
         try:
             while pending:
@@ -107,7 +132,7 @@ class RayClient:
                 if not done:
                     raise GetTimeoutError(f"{len(pending)} of {len(references)} did not answer")
                 ray.get(done, timeout=max(deadline - time.monotonic(), 0.0))
-            return ray.get(references, timeout=max(deadline - time.monotonic(), 0.0))
+            return ray.get(list(references), timeout=max(deadline - time.monotonic(), 0.0))
         except GetTimeoutError as error:
             raise ClientError(
                 f"{self.name}.{method}: no answer within {self._timeout_seconds:g} seconds: "

@@ -1,9 +1,11 @@
 """What one sync did and where its time went."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["SyncReport"]
+from rdt_plan import ChunkTable
+
+__all__ = ["SyncReport", "bytes_pulled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +17,10 @@ class SyncReport:
         committed: the replicas that serve with the weights; equal on every rank.
         dropped: all other replicas, with why: they go without these weights, may be torn, and are
             attached again by the next `RdtTrainer.send_weights`; equal on every rank.
-        num_bytes: what this rank gathered and offered; what was pulled is the workers' to tell.
+        num_bytes: what this rank gathered and offered.
+        bytes_direct: what workers read from this rank's own memory, all of them together.
+        bytes_staged: what they read from its slots, the padding between slices included. A chunk
+            that several workers read counts for each of them.
         begin_seconds: agreeing on the epoch with the other ranks and the consumers.
         gather_seconds: inside the source.
         publish_seconds: waiting for credit, so for consumers to pull earlier groups.
@@ -26,6 +31,8 @@ class SyncReport:
 
     epoch: int
     num_bytes: int
+    bytes_direct: int
+    bytes_staged: int
     begin_seconds: float
     gather_seconds: float
     publish_seconds: float
@@ -34,3 +41,12 @@ class SyncReport:
     total_seconds: float
     committed: tuple[int, ...]
     dropped: Mapping[int, str] = field(hash=False)
+
+
+def bytes_pulled(tables: Iterable[ChunkTable]) -> tuple[int, int]:
+    """What the consumers of these tables read: directly, and from slots."""
+    found = [0, 0]
+    for table in tables:
+        for chunk in table.chunks:
+            found[not chunk.is_direct] += chunk.num_bytes
+    return found[0], found[1]

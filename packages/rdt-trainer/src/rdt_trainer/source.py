@@ -4,7 +4,7 @@
 of 0.32's, so sources written for either work here; neither is imported.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
@@ -19,9 +19,9 @@ __all__ = [
     "AdaptedSource",
     "LocalWeightSource",
     "SourceMeta",
+    "StableTensors",
     "WeightSource",
     "adapt",
-    "check_device",
 ]
 
 NamedTensors = Iterator[tuple[str, torch.Tensor]]
@@ -53,7 +53,7 @@ class WeightSource(Protocol):
     ``dtype`` (a torch dtype or its name), ``shape`` and optionally ``owners``.
 
     vLLM's sources implement ``iter_full``, ``iter_local`` or both; here ``iter_full`` is required,
-    see `LocalWeightSource`.
+    see `LocalWeightSource`. What a source may have beside it is `StableTensors`.
     """
 
     @property
@@ -63,8 +63,21 @@ class WeightSource(Protocol):
         """A fresh pass: each parameter this rank owns, whole, in metadata order.
 
         May run collectives among a parameter's owners; called on the thread that calls
-        `RdtTrainer.send_weights`. Tensors are on the CPU and must stay unchanged until that
-        returns.
+        `RdtTrainer.send_weights`, whose current stream fills them. Tensors are all on the device
+        that the trainer serves from, and must stay unchanged until that returns.
+        """
+        ...
+
+
+class StableTensors(Protocol):
+    """A source, some tensors of which stay where they are: workers may read them without a copy."""
+
+    def stable_tensors(self) -> Mapping[str, torch.Tensor]:
+        """By checkpoint name, what `WeightSource.iter_full` yields in every pass.
+
+        Of names that this rank owns: contiguous, on one device, and with one address, shape, dtype
+        and strides for as long as the source is served. Only contents change, and never during
+        `RdtTrainer.send_weights`. Asked once, when the trainer is initialised.
         """
         ...
 
@@ -91,10 +104,12 @@ class AdaptedSource:
     Attributes:
         params: the whole model in source order, owners explicit.
         iter_full: starts a pass over what this rank owns.
+        stable: the tensors that stay where they are, by name.
     """
 
     params: tuple[ParamMeta, ...]
     iter_full: Callable[[], NamedTensors]
+    stable: Mapping[str, torch.Tensor]
 
 
 def adapt(
@@ -114,11 +129,11 @@ def adapt(
     declared = cache(lambda: _declared(source, rank))
     if _implements_iter_full(source):
         params = tuple(_param(meta, num_producers) for meta in declared())
-        return AdaptedSource(params, source.iter_full)
+        return AdaptedSource(params, source.iter_full, _stable(source, params, rank))
     if hasattr(source, "__iter__"):
         owners = _held_owners(source, declared, rank, num_producers, exchange)
         params = tuple(_param(meta, num_producers, owners) for meta in declared())
-        return AdaptedSource(params, lambda: _held_only(source))
+        return AdaptedSource(params, lambda: _held_only(source), _stable(source, params, rank))
     declared()  # what has not even that is told so first
     only_local = " (it yields local pieces only, which are not served yet)"
     raise SourceError(
@@ -128,18 +143,22 @@ def adapt(
     )
 
 
-def check_device(name: str, tensor: torch.Tensor, rank: int | None = None) -> None:
-    """Raises `SourceError` for a tensor that is not on the CPU.
-
-    Work on other devices is still running when a call returns, and a worker told that a chunk is
-    ready would read what is not there yet.
-    """
-    if tensor.device.type != "cpu":
-        where = "" if rank is None else f"rank {rank}: "
+def _stable(source: Any, params: Iterable[ParamMeta], rank: int) -> Mapping[str, torch.Tensor]:
+    declared = getattr(source, "stable_tensors", None)
+    tensors = dict(declared()) if callable(declared) else {}
+    owned = {param.name for param in params if rank in param.owners}
+    if unknown := tensors.keys() - owned:
         raise SourceError(
-            f"{where}{name} is on {tensor.device}: expected a tensor on the CPU, the only device "
-            "that is served yet; yield tensor.cpu() from iter_full"
+            f"rank {rank}: stable_tensors() has {min(unknown)}, which this rank does not own: "
+            "expected names of metadata with this rank among their owners; leave it out"
         )
+    for name, tensor in tensors.items():
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not tensor.is_contiguous():
+            raise SourceError(
+                f"rank {rank}: stable_tensors() has a {type(tensor).__name__} for {name}: expected "
+                "a plain, contiguous tensor; leave it out"
+            )
+    return tensors
 
 
 def _declared(source: Any, rank: int) -> Sequence[Any]:

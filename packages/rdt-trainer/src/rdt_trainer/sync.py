@@ -10,14 +10,13 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from rdt_plan import ConsumerId, EpochRecord, Manifest
+from rdt_plan import ConsumerId, EpochRecord, SliceError
 from rdt_trainer.collector import GroupCollector
 from rdt_trainer.control import LAST_WORDS_SECONDS, Control
 from rdt_trainer.driving import Driving
 from rdt_trainer.errors import SourceError, SyncFailedError, TrainerStateError
 from rdt_trainer.numbering import EpochNumbering
-from rdt_trainer.report import SyncReport
-from rdt_trainer.source import NamedTensors
+from rdt_trainer.report import SyncReport, bytes_pulled
 from rdt_trainer.sync_state import Cause, Consequence, Stage, SyncState
 from rdt_transport.errors import (
     EpochFailedError,
@@ -25,6 +24,7 @@ from rdt_transport.errors import (
     RendezvousLostError,
     SyncAbortedError,
 )
+from rdt_transport.intervals import Intervals
 from rdt_transport.producer import Producer
 from rdt_transport.rendezvous import (
     ConnectionLost,
@@ -46,8 +46,7 @@ class Sync:
     Args:
         numbering: which epoch this is; kept in step.
         rank: this trainer rank.
-        manifest: what the source declared.
-        iter_full: starts a pass over the source.
+        new_pass: starts a pass over the source.
         producer: serves the groups.
         rendezvous: told of failures; asked how the epoch ended.
         control: drives the servers; None on ranks other than 0.
@@ -60,8 +59,7 @@ class Sync:
         numbering: EpochNumbering,
         *,
         rank: int,
-        manifest: Manifest,
-        iter_full: Callable[[], NamedTensors],
+        new_pass: Callable[[], GroupCollector],
         producer: Producer,
         rendezvous: RendezvousClient,
         control: Control | None,
@@ -72,8 +70,7 @@ class Sync:
         self.record: EpochRecord | None = None
         self._numbering = numbering
         self._rank = rank
-        self._manifest = manifest
-        self._iter_full = iter_full
+        self._new_pass = new_pass
         self._producer = producer
         self._rendezvous = rendezvous
         self._control = control
@@ -90,6 +87,7 @@ class Sync:
         self._doing = Cause.BEGIN
         self._started = time.perf_counter()
         self._seconds = dict.fromkeys(("begin", "gather", "publish", "wait", "finish"), 0.0)
+        self.intervals = Intervals()  # of "control": the steps that move no weights
 
     # ---- the caller's thread -----------------------------------------------------------------
 
@@ -105,13 +103,14 @@ class Sync:
                 self._driving.close()
         if outcome is None or self._state.failure is not None:
             self._give_up()
-        assert outcome is not None, "who gives up raises"
+        assert outcome is not None and self.record is not None, "who gives up raises"
         dropped = {each.replica: each.reason for each in outcome.dropped}
         for replica, reason in dropped.items():
             _logger.warning("epoch %d: replica %d goes without: %s", self.epoch, replica, reason)
         return SyncReport(
             self.epoch,
             self._num_bytes,
+            *bytes_pulled(self._producer.tables(self.record)),
             total_seconds=time.perf_counter() - self._started,
             committed=outcome.committed,
             dropped=dropped,
@@ -138,7 +137,7 @@ class Sync:
             for each in dropped:
                 driving.on_dropped(*each)
         with self._step("gather", Cause.SOURCE_RAISED):
-            self._collector = collector = self._pass()
+            self._collector = collector = self._new_pass()
         for group in producer.groups:
             with self._step("publish", Cause.PRODUCER):
                 producer.wait_for_credit(timeout_seconds)
@@ -146,7 +145,7 @@ class Sync:
                 tensors = collector.collect(group)
             with self._step("publish", Cause.PRODUCER):
                 producer.publish(group, tensors, timeout_seconds)
-            self._num_bytes += sum(self._manifest.param(name).num_bytes for name in tensors)
+            self._num_bytes += sum(tensor.nbytes for tensor in tensors.values())
             del tensors  # the producer's until the group is released, and nobody's after
             self._raise_failure()
         with self._step("gather", Cause.SOURCE_RAISED):
@@ -173,9 +172,6 @@ class Sync:
             timeout_seconds += 2 * (timeout_seconds + LAST_WORDS_SECONDS)
         return self._rendezvous.begin(self._rank, epoch, timeout_seconds)
 
-    def _pass(self) -> GroupCollector:
-        return GroupCollector(self._manifest, self._rank, iter(self._iter_full()))
-
     @contextmanager
     def _step(self, name: str, cause: Cause) -> Generator[None]:
         """Time is spent on ``name``; what is raised within is of ``cause``."""
@@ -185,6 +181,8 @@ class Sync:
             yield
         finally:
             self._seconds[name] += time.perf_counter() - started
+            if name in ("begin", "finish"):
+                self.intervals.add("control", -1, started)
 
     def _advance(self, stage: Stage) -> None:
         with self._lock:
@@ -278,6 +276,8 @@ class Sync:
             return SourceError(
                 f"rank {self._rank}: the source raised {type(error).__name__}: {error}"
             )
+        if isinstance(error, SliceError):  # a stable tensor that is another one
+            return SourceError(f"rank {self._rank}: {error}")
         remedy = "call send_weights() again once the cause is gone"
         if not self._is_connected or isinstance(error, RendezvousLostError):
             remedy = "the rendezvous is gone: close this trainer, make a new trainer"
@@ -286,7 +286,7 @@ class Sync:
 
     def _discard(self) -> None:
         try:
-            (self._collector or self._pass()).discard()
+            (self._collector or self._new_pass()).discard()
         except Exception:
             _logger.warning("the source raised while its pass was discarded", exc_info=True)
 

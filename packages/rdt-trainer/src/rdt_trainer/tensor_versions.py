@@ -1,4 +1,4 @@
-"""Tells whether tensors were changed in place since they were noted, without keeping them."""
+"""Tells whether tensors were changed in place since they were noted, without keeping them alive."""
 
 from collections.abc import Iterator
 
@@ -26,9 +26,15 @@ class TensorVersions:
         self._rank = rank
         self._noted: list[tuple[str, torch.Tensor, int]] = []
 
-    def note(self, name: str, tensor: torch.Tensor) -> None:
-        """Remember the tensor's present version."""
+    def note(self, name: str, tensor: torch.Tensor, *, keep: bool = False) -> None:
+        """Remember the tensor's present version.
+
+        ``keep``: its memory stays anyway, so it may be kept, which costs a tenth.
+        """
         if tensor.is_inference():
+            return
+        if keep:
+            self._noted.append((name, tensor, tensor._version))
             return
         with torch.inference_mode(False):
             # An alias that has swapped its memory for none: it shares the counter, and nothing is

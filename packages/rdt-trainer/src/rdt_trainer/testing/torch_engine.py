@@ -1,6 +1,6 @@
 """An inference deployment without an inference engine: plain tensors behind real consumers."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -10,8 +10,11 @@ import torch
 from rdt_plan import (
     Chunk,
     ConsumerId,
+    DirectRule,
+    Manifest,
     ParamMeta,
     Placement,
+    ProducerRecord,
     build_plan,
     canonical,
     contiguous_stride,
@@ -21,8 +24,10 @@ from rdt_trainer.client import PauseMode
 from rdt_trainer.errors import ClientError
 from rdt_transport.consumer import Consumer
 from rdt_transport.errors import RendezvousError, SyncAbortedError
+from rdt_transport.events import events_of
 from rdt_transport.pack import torch_dtype
 from rdt_transport.progress import ProgressThread
+from rdt_transport.pulling import SyncStats
 from rdt_transport.rendezvous import (
     ConnectionLost,
     RendezvousAddress,
@@ -45,6 +50,8 @@ class TorchEngineClient:
         num_workers: workers of this deployment.
         before_scatter: called with worker and chunk before each is installed; may raise.
         ignores: names that its workers do not read, as loaders skip what they do not know.
+        direct: read into the workers' tensors directly what the trainer's stable tensors allow.
+        device: where the workers' tensors and slots are.
         timeout_seconds: of each wait.
 
     Attributes:
@@ -60,6 +67,8 @@ class TorchEngineClient:
         num_workers: int = 1,
         before_scatter: Callable[[int, Chunk], None] | None = None,
         ignores: Collection[str] = (),
+        direct: bool = True,
+        device: str = "cpu",
         timeout_seconds: float = 20.0,
     ) -> None:
         self.name = "torch engine"
@@ -70,10 +79,13 @@ class TorchEngineClient:
         self._num_workers = num_workers
         self._before_scatter = before_scatter
         self._ignores = frozenset(ignores)
+        self._direct = direct
+        self._device = device
         self._timeout_seconds = timeout_seconds
         self._cleanup = ExitStack()
         self._consumers: dict[int, Consumer] = {}
         self._clients: dict[int, RendezvousClient] = {}
+        self._stats: dict[int, SyncStats] = {}
         self._epoch = 0
 
     def init(self, init_info: Mapping[str, Any]) -> None:
@@ -128,6 +140,11 @@ class TorchEngineClient:
         self._consumers, self._clients = {}, {}
         self._cleanup.close()
 
+    def bytes_pulled(self) -> tuple[int, int]:
+        """What all workers read in the last epoch: directly, and through slots."""
+        stats = self._stats.values()
+        return sum(s.bytes_direct for s in stats), sum(s.bytes_staged for s in stats)
+
     def shard(self, worker: int, tensor: torch.Tensor) -> torch.Tensor:
         """The part of a whole tensor that ``worker`` holds: rows, or all of it."""
         if tensor.ndim and tensor.shape[0] % self._num_workers == 0:
@@ -163,14 +180,18 @@ class TorchEngineClient:
             num_workers=self._num_workers,
             num_slots=job.num_slots,
             max_chunk_bytes=job.max_chunk_bytes,
+            direct=self._rule(worker, manifest, job.producers) if self._direct else None,
         )
         sink = Sink(
             {("", name): tensor for name, tensor in self.workers[worker].items()},
             before=lambda chunk: self._scatter(worker, chunk),
+            events=events_of(self._device),
         )
         self._cleanup.callback(sink.close)
         progress = ProgressThread(
-            lambda: self._make_wire(f"worker{worker}"), name=f"worker{replica}.{worker}"
+            lambda: self._make_wire(f"worker{worker}"),
+            name=f"worker{replica}.{worker}",
+            device=self._device,
         )
         self._cleanup.callback(progress.close)
         consumer = Consumer(
@@ -178,6 +199,8 @@ class TorchEngineClient:
             client,
             plan=plan,
             num_workers=self._num_workers,
+            device=self._device,
+            destinations=lambda _, name: self.workers[worker][name],
             on_chunk=lambda chunk, packed: sink.put(late[0], chunk, packed),
         )
         late.append(consumer)
@@ -185,10 +208,15 @@ class TorchEngineClient:
         consumer.attach(self._timeout_seconds)
         self._clients[worker], self._consumers[worker] = client, consumer
 
+    def _rule(
+        self, worker: int, manifest: Manifest, producers: Sequence[ProducerRecord]
+    ) -> DirectRule:
+        return DirectRule.of(manifest, producers, [("", name) for name in self.workers[worker]])
+
     def _place(self, worker: int, param: ParamMeta) -> Placement:
         whole = torch.empty(param.shape, dtype=torch_dtype(param.dtype))
         part = self.shard(worker, whole)
-        self.workers[worker][param.name] = torch.zeros_like(part)
+        self.workers[worker][param.name] = torch.zeros_like(part, device=self._device)
         shape = tuple(part.shape)
         stride = contiguous_stride(shape)
         source = canonical(param.name, param.dtype, int(part.storage_offset()), shape, stride)
@@ -212,7 +240,7 @@ class TorchEngineClient:
     def _finish(self, worker: int) -> None:
         consumer, client = self._consumers[worker], self._clients[worker]
         try:
-            consumer.wait(self._timeout_seconds)
+            self._stats[worker] = consumer.wait(self._timeout_seconds)
         except Exception as error:
             with suppress(RendezvousError):
                 client.drop(

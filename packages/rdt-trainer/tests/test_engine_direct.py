@@ -1,0 +1,230 @@
+"""Stable tensors: workers read them from the trainer's own memory, both wires."""
+
+import threading
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+from torch import nn
+
+from rdt_trainer import JobSettings, ModuleSource, RdtTrainer, SettingsError, SourceError
+from rdt_trainer.driving import Driving
+from rdt_trainer.testing import TorchEngineClient
+from rdt_transport.producer import Producer
+from rdt_transport.rendezvous import EpochOutcome, RendezvousClient
+from rdt_transport.wire.base import Wire
+from rdt_transport.wire.inprocess import InProcessFabric, InProcessWire
+from rdt_transport.wire.nixl import NixlWire
+
+MakeWire = Callable[[str], Wire]
+
+
+@pytest.fixture
+def inprocess() -> MakeWire:
+    fabric = InProcessFabric()
+    return lambda role: InProcessWire(fabric, role)
+
+
+@pytest.fixture(params=["inprocess", "nixl"])
+def make_wire(request: pytest.FixtureRequest, inprocess: MakeWire) -> MakeWire:
+    return NixlWire if request.param == "nixl" else inprocess
+
+
+class Model(nn.Module):
+    """Three layers whose weights are served as they are, and one tensor that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(5, 4, dtype=torch.bfloat16) for _ in range(3))
+        self.turned = nn.Parameter(torch.randn(6, 4).t())  # copied in every pass
+
+    def randomise(self) -> None:
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape))
+
+
+def trainer(source: object, client: object, make_wire: MakeWire, **options) -> RdtTrainer:
+    options.setdefault("timeout_seconds", 20.0)
+    return RdtTrainer(source, client, make_wire=lambda: make_wire("producer"), **options)
+
+
+def bits(tensor: torch.Tensor) -> list[int]:
+    return tensor.detach().contiguous().flatten().view(torch.uint8).tolist()
+
+
+def snapshot(model: nn.Module) -> dict[str, list[int]]:
+    return {name: bits(tensor) for name, tensor in model.named_parameters()}
+
+
+def received(client: TorchEngineClient) -> dict[str, list[int]]:
+    """The workers' rows, put together again."""
+    found = {}
+    for name in client.workers[0]:
+        parts = [worker[name] for worker in client.workers]
+        found[name] = bits(torch.cat(parts))
+    return found
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_every_epoch_arrives_bit_for_bit_partly_directly(make_wire, num_workers, lookahead):
+    model, client = Model(), TorchEngineClient(make_wire, num_workers=num_workers)
+    settings = JobSettings(num_producers=1, max_chunk_bytes=16, lookahead=lookahead)
+    with trainer(ModuleSource(model), client, make_wire, settings=settings) as rdt:
+        rdt.init()
+        for _ in range(3):
+            model.randomise()
+            report = rdt.send_weights()
+            assert received(client) == snapshot(model)
+            direct = sum(p.nbytes for name, p in model.named_parameters() if name != "turned")
+            assert client.bytes_pulled() == (direct, model.turned.nbytes)
+            assert (report.bytes_direct, report.bytes_staged) == (direct, model.turned.nbytes)
+
+
+@pytest.mark.parametrize(
+    ("stable", "direct"), [(False, True), (True, False)], ids=["trainer", "worker"]
+)
+def test_either_side_may_want_slots_only(make_wire, stable, direct):
+    model, client = Model(), TorchEngineClient(make_wire, direct=direct)
+    with trainer(ModuleSource(model, stable=stable), client, make_wire) as rdt:
+        rdt.init()
+        report = rdt.send_weights()
+    assert received(client) == snapshot(model)
+    assert report.bytes_direct == 0 < report.bytes_staged
+
+
+# ---- nobody reads the parameters once send_weights has returned ----------------------------------
+
+
+class LateClient(TorchEngineClient):
+    """Its workers begin to pull after an optimizer step, if one comes before they lose patience."""
+
+    def __init__(self, make_wire: MakeWire) -> None:
+        super().__init__(make_wire)
+        self.stepped = threading.Event()
+        self.has_pulled = threading.Event()
+
+    def update(self, update_info: Mapping[str, object]) -> None:
+        self.stepped.wait(0.5)
+        super().update(update_info)
+
+    def finish(self, weight_version: str | None = None) -> None:
+        super().finish(weight_version)
+        self.has_pulled.set()
+
+
+def sent_and_stepped(make_wire: MakeWire) -> tuple[dict, dict]:
+    """What the model was when it was sent, and what arrived, with a step right after the return."""
+    model, client = Model(), LateClient(make_wire)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with trainer(ModuleSource(model), client, make_wire) as rdt:
+        rdt.init()
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        sent = snapshot(model)
+        rdt.send_weights()
+        optimizer.step()
+        client.stepped.set()
+        assert client.has_pulled.wait(20)
+        return sent, received(client)
+
+
+def test_an_optimizer_may_step_as_soon_as_send_weights_has_returned(make_wire):
+    sent, arrived = sent_and_stepped(make_wire)
+    assert arrived == sent
+
+
+def test_without_its_waits_the_step_would_be_seen(make_wire, monkeypatch):
+    monkeypatch.setattr(Producer, "finish", lambda *_: None)
+    monkeypatch.setattr(Driving, "wait", lambda *_: None)
+    monkeypatch.setattr(RendezvousClient, "await_close", lambda *_: EpochOutcome(1, (0,), ()))
+    sent, arrived = sent_and_stepped(make_wire)
+    torn = [name for name in sent if arrived[name] != sent[name]]
+    assert torn == [name for name in sent if name != "turned"]  # that one is a copy
+
+
+# ---- what is refused ----------------------------------------------------------------------------
+
+
+def test_a_parameter_that_was_replaced_is_refused_by_name_until_it_is_back(make_wire):
+    model, client = Model(), TorchEngineClient(make_wire)
+    with trainer(ModuleSource(model), client, make_wire) as rdt:
+        rdt.init()
+        rdt.send_weights("good")
+        mine = model.layers[1].weight
+        model.layers[1].weight = nn.Parameter(mine.detach().clone())
+        with pytest.raises(SourceError, match=r"rank 0: layers\.1\.weight: .* registered"):
+            rdt.send_weights("bad")
+        assert client.weight_version == "good"
+        model.layers[1].weight = mine
+        model.randomise()
+        rdt.send_weights()
+        assert received(client) == snapshot(model)
+
+
+def test_a_parameter_that_was_replaced_is_sent_by_a_source_that_is_not_stable(make_wire):
+    model, client = Model(), TorchEngineClient(make_wire)
+    with trainer(ModuleSource(model, stable=False), client, make_wire) as rdt:
+        rdt.init()
+        rdt.send_weights()
+        model.layers[1].weight = nn.Parameter(torch.randn(4, 5, dtype=torch.bfloat16))
+        rdt.send_weights()
+        assert received(client) == snapshot(model)
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "nonsense", "meta"])
+def test_a_device_that_is_not_served_is_refused(inprocess, device):
+    with trainer(ModuleSource(Model()), [object()], inprocess, device=device) as rdt:
+        with pytest.raises(SettingsError, match=rf"device is {device}(?s:.*)leave\s+device= out"):
+            rdt.init()
+
+
+class Declares(ModuleSource):
+    """Says that other tensors are stable."""
+
+    others: Mapping[str, torch.Tensor]
+
+    def stable_tensors(self) -> dict[str, torch.Tensor]:
+        return super().stable_tensors() | self.others
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        (
+            {"layers.9.weight": torch.empty(2)},
+            r"has layers\.9\.weight, which this rank does not own",
+        ),
+        (
+            {"turned": torch.empty(6, 4).t()},
+            "has a Tensor for turned: expected a plain, contiguous",
+        ),
+    ],
+)
+def test_stable_tensors_that_cannot_be_are_refused(inprocess, others, message):
+    source = Declares(Model())
+    source.others = others
+    with trainer(source, [object()], inprocess) as rdt:
+        with pytest.raises(SourceError, match=message):
+            rdt.init()
+
+
+# ---- on a GPU ------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_model_on_a_gpu_is_sent_to_one(direct, num_workers):
+    model = Model().cuda()
+    client = TorchEngineClient(NixlWire, num_workers=num_workers, direct=direct, device="cuda")
+    with trainer(ModuleSource(model), client, NixlWire) as rdt:
+        rdt.init()
+        for _ in range(3):
+            model.randomise()
+            report = rdt.send_weights()
+            torch.cuda.synchronize()
+            assert received(client) == snapshot(model)
+            assert (report.bytes_direct > 0) is direct
