@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rdt_vllm import amendments
-from rdt_vllm.amendments import end_open_updates, keep_answers_in_step
+from rdt_vllm.amendments import end_open_updates, keep_answers_in_step, refuse_sleep_in_updates
 
 BACKEND = "rdt"
 
@@ -207,6 +207,12 @@ class StockWorker:
     def finish_weight_update(self) -> None:
         raise RuntimeError("no commit")
 
+    def sleep(self, level: int = 1) -> int:
+        return level
+
+    def wake_up(self, tags: list[str] | None = None) -> list[str] | None:
+        return tags
+
 
 def test_a_worker_that_cannot_detach_is_amended_all_the_same() -> None:
     worker = type("Worker", (StockWorker,), dict(vars(StockWorker)))
@@ -222,3 +228,31 @@ def test_a_worker_that_cannot_detach_is_amended_all_the_same() -> None:
             each.finish_weight_update()
     assert not ours._weight_update_active
     assert theirs._weight_update_active
+
+
+def test_a_worker_neither_sleeps_in_an_update_nor_begins_one_asleep() -> None:
+    worker = type("Worker", (StockWorker,), dict(vars(StockWorker)))
+    for _ in range(2):
+        end_open_updates(worker)
+        refuse_sleep_in_updates(worker)
+    ours, theirs = worker(True, True), worker(False, True)
+
+    with pytest.raises(RuntimeError, match="finish the weight update"):
+        ours.sleep(level=2)
+    assert theirs.sleep(level=2) == 2
+    theirs._weight_update_active = ours._weight_update_active = False
+    theirs.start_weight_update()
+
+    assert ours.sleep(2) == 2
+    for tags in (["kv_cache"], ["weights", "kv_cache"]):
+        with pytest.raises(RuntimeError, match="wake it up"):
+            ours.start_weight_update()
+        assert not ours._weight_update_active
+        assert ours.wake_up(tags) == tags
+    ours.start_weight_update()
+    assert ours._weight_update_active
+
+    ours._weight_update_active = False
+    ours.sleep()
+    assert ours.wake_up() is None
+    ours.start_weight_update()

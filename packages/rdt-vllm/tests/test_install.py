@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import rdt_bake
-from rdt_vllm._vllm import VllmConfig
+from rdt_vllm._vllm import VllmConfig, active_config
 from rdt_vllm.errors import InstallError, LifecycleError, ThreadTimeoutError
 from rdt_vllm.recording import record_model
 from rdt_vllm.testing.checkpoint import write_checkpoint
@@ -24,6 +24,7 @@ from rdt_vllm.testing.install_worker import (
 )
 from rdt_vllm.testing.single_worker import single_worker
 from rdt_vllm.testing.tiny_models import (
+    TINY_DEEPSEEK_V2,
     TINY_FALCON_H1,
     TINY_JAMBA,
     TINY_LLAMA,
@@ -33,6 +34,7 @@ from rdt_vllm.testing.tiny_models import (
     TINY_QWEN3_TIED,
     TinyModel,
 )
+from rdt_vllm.testing.unpacked import keep_weights_unpacked
 
 pytestmark = pytest.mark.engine
 
@@ -94,6 +96,92 @@ def test_syncs_are_exact_and_keep_addresses(
         assert answers.scattered_chunks == [chunk.index for chunk in worker.plan.chunks]
         assert structure(worker.model) == before
         assert addresses(worker.model) == where
+    worker.installer.close(TIMEOUT_SECONDS)
+
+
+@pytest.mark.parametrize(("live", "direct"), [(True, False), (True, True), (False, False)])
+@pytest.mark.parametrize(
+    ("config", "tiny"),
+    [
+        pytest.param(tiny, tiny, id=tiny.name)
+        for tiny in (TINY_QWEN3_TIED, TINY_QWEN3_MOE, TINY_DEEPSEEK_V2, TINY_FALCON_H1)
+    ],
+    indirect=["config"],
+)
+def test_as_on_a_gpu_where_nothing_is_packed(
+    config: VllmConfig,
+    tiny: TinyModel,
+    live: bool,
+    direct: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keep_weights_unpacked(monkeypatch.setattr)
+    first, second, third = checkpoints(tmp_path, tiny, 1, 2, 3)
+    worker = InstallWorker(config, first, max_chunk_bytes=4096, live=live, direct=direct)
+    before, where = structure(worker.model), addresses(worker.model)
+    assert {unit.is_live for unit in worker.units.all} == {live}
+    computes = bool(worker.plan.programs)
+    assert (worker.plan.direct_bytes > 0) == direct
+    assert (worker.plan.staged_bytes > 0) == (not direct or computes)
+
+    for folder in (second, third):
+        worker.sync(folder)
+
+        assert worker.differences(folder) == []
+        assert structure(worker.model) == before
+        assert addresses(worker.model) == where
+    worker.installer.close(TIMEOUT_SECONDS)
+
+
+@pytest.mark.parametrize("config", [TINY_DEEPSEEK_V2], indirect=True)
+@pytest.mark.parametrize("packs", [True, False])
+def test_absorbed_matrices_of_latent_attention_follow_where_they_are(
+    config: VllmConfig, packs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not packs:
+        keep_weights_unpacked(monkeypatch.setattr)
+    first, second = checkpoints(tmp_path, TINY_DEEPSEEK_V2, 1, 2)
+    worker = InstallWorker(config, first, direct=True)
+    path = "model.layers.1.self_attn.mla_attn.mla_attn"
+
+    def absorbed(model: nn.Module) -> list[torch.Tensor]:
+        attention = model.get_submodule(path)
+        return [attention.get_parameter(name) for name in ("W_UV", "W_UK_T")]
+
+    before = absorbed(worker.model)
+    values, where = [t.clone() for t in before], [t.data_ptr() for t in before]
+    worker.sync(second)
+
+    fresh = FreshModel(config, torch.device("cpu"), str(second))
+    fresh.post_process()
+    after = absorbed(worker.model)
+    assert all(map(torch.equal, after, absorbed(fresh.model)))
+    assert not any(map(torch.equal, after, values))
+    assert [tensor.data_ptr() for tensor in after] == where
+    worker.installer.close(TIMEOUT_SECONDS)
+
+
+@pytest.mark.parametrize("config", [TINY_QWEN3], indirect=True)
+def test_a_sync_of_direct_chunks_alone_wakes_no_thread_and_is_observed(
+    config: VllmConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_weights_unpacked(monkeypatch.setattr)
+    first, second = checkpoints(tmp_path, TINY_QWEN3, 1, 2)
+    worker = InstallWorker(config, first, direct=True)
+
+    answers = worker.sync(second)
+
+    assert worker.plan.staged_bytes == 0
+    assert not answers.scattered_chunks
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("rdt-")]
+    assert worker.snapshots.num_modules == len(worker.units.of)
+    assert worker.differences(second) == []
+
+    worker.installer.observe(refuse)
+    worker.queue(load_file(first / "model.safetensors"))
+    with pytest.raises(InstallError, match=r"observing .* failed"):
+        worker.installer.finish(TIMEOUT_SECONDS)
     worker.installer.close(TIMEOUT_SECONDS)
 
 
@@ -215,4 +303,25 @@ def test_recording_leaves_the_model_as_found(config: VllmConfig, tmp_path: Path)
     assert recording == worker.recording
     assert structure(fresh.model) == before
     assert all(torch.equal(values[name], t) for name, t in fresh.model.state_dict().items())
+    worker.installer.close(TIMEOUT_SECONDS)
+
+
+def test_recording_sees_through_what_a_reload_of_vllms_own_leaves_behind(
+    config: VllmConfig, tmp_path: Path
+) -> None:
+    from vllm.model_executor.model_loader.reload import (
+        finalize_layerwise_reload,
+        initialize_layerwise_reload,
+    )
+
+    first, second, third = checkpoints(tmp_path, TINY_QWEN3, 1, 2, 3)
+    worker = InstallWorker(config, first)
+    with active_config(config), torch.no_grad():
+        initialize_layerwise_reload(worker.model)
+        worker.model.load_weights(iter(load_file(second / "model.safetensors").items()))
+        finalize_layerwise_reload(worker.model, config.model_config)
+
+    assert record_model(worker.model, worker.manifest.params, config) == worker.recording
+    worker.sync(third)
+    assert worker.differences(third) == []
     worker.installer.close(TIMEOUT_SECONDS)

@@ -13,16 +13,16 @@ from torch import nn
 import rdt_bake
 from rdt_plan import ConsumerId, Fill, build_plan
 from rdt_plan.program import Statement
-from rdt_transport.events import HostEvents
 from rdt_vllm._vllm import VllmConfig, is_deferred
 from rdt_vllm.errors import InstallError, UnsupportedError
-from rdt_vllm.install import Installer
+from rdt_vllm.probe import Probe
 from rdt_vllm.recording import record_model
 from rdt_vllm.testing.checkpoint import write_checkpoint, write_weights
 from rdt_vllm.testing.fresh_model import FreshModel
 from rdt_vllm.testing.install_worker import Answers, InstallWorker, pack_chunk, structure
 from rdt_vllm.testing.single_worker import single_worker
 from rdt_vllm.testing.tiny_models import TINY_FALCON_H1, TINY_QWEN3
+from rdt_vllm.units import InstallUnits
 from rdt_vllm.view_buffers import find_view_buffers
 
 pytestmark = pytest.mark.engine
@@ -51,7 +51,7 @@ def test_a_program_that_fails_fails_the_sync_by_name(config: VllmConfig, tmp_pat
             for p in plan.programs
         ),
     )
-    installer = Installer(worker.model, broken, vllm_config=config, events=HostEvents())
+    installer = worker.install(broken)
     weights = load_file(second / "model.safetensors")
     answers = Answers()
     installer.begin(answers)
@@ -121,10 +121,10 @@ def test_a_weight_of_attention_lands_and_stays(tmp_path: Path) -> None:
         sink = attention.sink
         record_metadata_for_reloading(attention)
         fills = [Fill(path, "sink", at, (2,), (1,), "float32", at + 1.5) for at in (0, 2)]
-        plan = build_plan(
-            worker.manifest, (*worker.recording.writes, *fills), ConsumerId(0, 0), num_workers=1
-        )
-        installer = Installer(worker.model, plan, vllm_config=config, events=HostEvents())
+        recording = replace(worker.recording, writes=(*worker.recording.writes, *fills))
+        plan = build_plan(worker.manifest, recording.writes, ConsumerId(0, 0), num_workers=1)
+        worker.units = InstallUnits(worker.model, recording, Probe(worker.model, config))
+        installer = worker.install(plan)
         installer.begin(Answers())
         weights = load_file(folder / "model.safetensors")
         for chunk in plan.chunks:

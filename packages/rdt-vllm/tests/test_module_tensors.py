@@ -1,7 +1,11 @@
+import operator
+
+import pytest
 import torch
 from torch import nn
 
-from rdt_vllm.module_tensors import ModuleTensors, own_tensors
+from rdt_vllm.errors import InstallError
+from rdt_vllm.module_tensors import ModuleTensors, keeping_addresses, own_tensors
 
 
 def layer() -> nn.Module:
@@ -49,3 +53,62 @@ def test_put_back_restores_objects_order_persistence_and_hidden_attributes() -> 
     assert module.packed is packed
     assert module.scale is parameters[2][1]
     assert module.table is buffers[0][1]
+
+
+def test_a_module_is_in_place_until_a_tensor_is_replaced_moved_or_added() -> None:
+    module = layer()
+    kept = ModuleTensors.of(module)
+    module.scale.data.zero_()
+    module.packed = torch.zeros(1)
+    assert kept.is_in_place()
+
+    for name in ("scale", "count"):
+        setattr(module, name, getattr(layer(), name))
+        assert not kept.is_in_place()
+        kept.put_back()
+        assert kept.is_in_place()
+    module.register_buffer("another", None)
+    assert not kept.is_in_place()
+
+
+def test_what_is_computed_anew_is_copied_to_where_it_was() -> None:
+    module = layer()
+    old = module.packed, module.weight, module.table
+    with keeping_addresses("m", vars(module), module._parameters, module._buffers):
+        module.packed = torch.arange(4.0)
+        module.weight = nn.Parameter(torch.arange(4.0).view(2, 2), requires_grad=False)
+        module.table.fill_(5)
+        module.late = torch.zeros(1)
+        module.scale = None
+
+    assert all(map(operator.is_, (module.packed, module.weight, module.table), old))
+    assert module.packed.tolist() == [0, 1, 2, 3]
+    assert module.weight.tolist() == [[0, 1], [2, 3]]
+    assert module.table.tolist() == [5, 5, 5]
+    assert module.scale is None
+
+
+def test_what_no_longer_fits_where_it_was_is_named() -> None:
+    module = layer()
+    with pytest.raises(InstallError, match=r"m\.packed: expected \(4,\).*found \(5,\)"):
+        with keeping_addresses("m", vars(module)):
+            module.packed = torch.zeros(5)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_where_it_fails_everything_is_where_it_was(fits: bool) -> None:
+    module = layer()
+    held = [vars(module), module._parameters, module._buffers]
+    before = [(each, name, t) for each in held for name, t in each.items() if torch.is_tensor(t)]
+    with pytest.raises(RuntimeError if fits else InstallError):
+        with keeping_addresses("m", *held):
+            module.weight = nn.Parameter(torch.zeros(2, 2))
+            module.scale = None
+            module.packed = torch.zeros(4 if fits else 5)
+            if fits:
+                raise RuntimeError("the kernel is missing")
+
+    assert len(before) == 5
+    assert all(holder[name] is tensor for holder, name, tensor in before)
+    assert module.packed.tolist() == [1, 1, 1, 1]
+    assert module.weight.tolist() == [[1, 1], [1, 1]]

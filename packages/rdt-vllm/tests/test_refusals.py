@@ -5,8 +5,9 @@ from rdt_vllm.refusals import EngineFacts, check_supported
 
 
 @pytest.mark.parametrize("draft_method", [None, "ngram", "suffix"])
-def test_what_can_be_synced_passes(draft_method: str | None) -> None:
-    check_supported(EngineFacts(draft_method=draft_method))
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_can_be_synced_passes(draft_method: str | None, device: str) -> None:
+    check_supported(EngineFacts(draft_method=draft_method, device=device))
 
 
 @pytest.mark.parametrize(
@@ -17,8 +18,8 @@ def test_what_can_be_synced_passes(draft_method: str | None) -> None:
         (EngineFacts(lora=True), "LoRA", "merge the adapter"),
         (EngineFacts(offload=True), "offloaded", "without CPU offloading"),
         (EngineFacts(retied_embeddings=True), "tied", "tie_word_embeddings"),
-        (EngineFacts(model_hook=True), "as a whole", "not supported yet"),
-        (EngineFacts(device="cuda"), "'cuda' devices", "use CPU workers"),
+        (EngineFacts(model_hook="Pad.hook at pad:1"), "(Pad.hook at pad:1)", "not supported yet"),
+        (EngineFacts(device="xpu"), "'xpu' devices", "use CPUs or CUDA GPUs"),
         (
             EngineFacts(unproven=(("a.b", "Fp8"), ("a.c", "Fp8"), ("", "Int4"))),
             "Fp8 (2 modules, first 'a.b'); Int4 (1 modules, first 'the root')",

@@ -50,11 +50,13 @@ def test_facts_come_from_the_configuration(tmp_path: Path) -> None:
     config.offload_config.uva.cpu_offload_gb = 1.0
     config.speculative_config = SimpleNamespace(method="eagle")  # type: ignore[assignment]
     config.lora_config = SimpleNamespace()  # type: ignore[assignment]
-    model.process_weights_after_loading = lambda: None  # type: ignore[assignment]
+    model.process_weights_after_loading = lambda: print()  # type: ignore[assignment]
 
-    assert _vllm.engine_facts(config, model) == _vllm.EngineFacts(
-        eplb=True, draft_method="eagle", lora=True, offload=True, model_hook=True
+    facts = _vllm.engine_facts(config, model)
+    assert facts == _vllm.EngineFacts(
+        eplb=True, draft_method="eagle", lora=True, offload=True, model_hook=facts.model_hook
     )
+    assert facts.model_hook is not None and "by its print" in facts.model_hook
     config.parallel_config = SimpleNamespace()  # type: ignore[assignment]
     with pytest.raises(VllmVersionError, match="enable_eplb"):
         _vllm.engine_facts(config, model)

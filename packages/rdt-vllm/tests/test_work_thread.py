@@ -20,6 +20,18 @@ def test_items_are_worked_on_in_order_on_one_named_thread() -> None:
     worker.close(TIMEOUT_SECONDS)
 
 
+def test_the_thread_begins_once_before_its_first_item() -> None:
+    seen: list[object] = []
+    worker = WorkThread[object](
+        "w", seen.append, lambda: seen.append(threading.current_thread().name)
+    )
+    for item in (1, 2):
+        worker.put(item)
+    worker.close(TIMEOUT_SECONDS)
+
+    assert seen == ["w", 1, 2]
+
+
 def test_the_thread_starts_with_the_first_item_and_ends_with_close() -> None:
     worker = WorkThread[int]("lazy", lambda item: None)
     worker.drain(0)

@@ -22,8 +22,10 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-from rdt_vllm.amendments import end_open_updates, keep_answers_in_step
+from rdt_vllm.amendments import end_open_updates, keep_answers_in_step, refuse_sleep_in_updates
 from rdt_vllm.errors import VllmVersionError
+from rdt_vllm.model_hook import unrepeatable_hook
+from rdt_vllm.proven_methods import describe, is_proven
 from rdt_vllm.refusals import EngineFacts
 
 __all__ = [
@@ -42,9 +44,12 @@ __all__ = [
     "engine_facts",
     "is_deferred",
     "is_never_loaded",
+    "is_never_moved",
     "materialize",
+    "may_sleep",
     "post_process",
     "post_process_deferred",
+    "post_processor",
     "register_engine",
     "restore_on_meta",
 ]
@@ -127,6 +132,11 @@ def restore_on_meta(module: nn.Module) -> None:
     from vllm.model_executor.model_loader.reload.meta import restore_layer_on_meta
 
     restore_layer_on_meta(module, get_layerwise_info(module))
+    own: list[Any] = [*module._parameters.values(), *module._buffers.values()]
+    for tensor in own:
+        loader: Any = getattr(tensor, "weight_loader", None)
+        while getattr(loader, "__name__", "") == "online_process_loader":
+            loader = tensor.weight_loader = loader.__wrapped__  # vLLM's own reload leaves it there
 
 
 def materialize(module: nn.Module) -> None:
@@ -135,6 +145,13 @@ def materialize(module: nn.Module) -> None:
     from vllm.model_executor.model_loader.reload.meta import materialize_layer
 
     materialize_layer(module, get_layerwise_info(module))
+
+
+def is_never_moved(name: str) -> bool:
+    """Whether `restore_on_meta` and `materialize` leave tensors of this name what they are."""
+    from vllm.model_executor.model_loader.reload.meta import SKIP_TENSORS
+
+    return name in SKIP_TENSORS
 
 
 def is_deferred(module: nn.Module) -> bool:
@@ -151,7 +168,7 @@ def is_never_loaded(module: nn.Module, name: str) -> bool:
 
 def post_process(module: nn.Module) -> None:
     """Bring a freshly filled module from checkpoint form to kernel form, as after a first load."""
-    quant_method = _quant_method(module)
+    quant_method = post_processor(module)
     if quant_method is None:
         return
     # Online methods remember that they ran.
@@ -173,7 +190,8 @@ def post_process_deferred(module: nn.Module, vllm_config: VllmConfig) -> None:
     process(vllm_config.model_config.dtype)
 
 
-def _quant_method(module: nn.Module) -> Any:
+def post_processor(module: nn.Module) -> Any:
+    """The quantisation method that post-processes the module; None when nothing does."""
     from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
     quant_method = getattr(module, "quant_method", None)
@@ -218,6 +236,11 @@ def checkpoint_weights(
 # ---- what a configuration asks for -------------------------------------------------------------
 
 
+def may_sleep(vllm_config: VllmConfig) -> bool:
+    """Whether the weights lie in memory that sleeping takes away, and that cannot be registered."""
+    return vllm_config.model_config.enable_sleep_mode
+
+
 def engine_facts(vllm_config: VllmConfig, model: nn.Module) -> EngineFacts:
     """What `check_supported` decides on; `VllmVersionError` where vLLM names it otherwise."""
     try:
@@ -231,7 +254,7 @@ def engine_facts(vllm_config: VllmConfig, model: nn.Module) -> EngineFacts:
             retied_embeddings=getattr(
                 vllm_config.model_config, "word_embeddings_untied_by_checkpoint", False
             ),
-            model_hook=hasattr(model, "process_weights_after_loading"),
+            model_hook=unrepeatable_hook(model),
             device=vllm_config.device_config.device_type,
             unproven=tuple(_unproven(model)),
         )
@@ -245,19 +268,13 @@ def engine_facts(vllm_config: VllmConfig, model: nn.Module) -> EngineFacts:
 
 def _unproven(model: nn.Module) -> Iterator[tuple[str, str]]:
     """Modules, with a class, whose post-processing is not known to work a second time."""
-    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
-        UnquantizedFusedMoEMethod,
-    )
-    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
-    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
     from vllm.platforms import current_platform
 
-    proven = (UnquantizedFusedMoEMethod, UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
     for name, module in model.named_modules():
-        quant_method = _quant_method(module)
+        quant_method = post_processor(module)
         experts = _experts(quant_method)
-        if quant_method is not None and not isinstance(quant_method, proven):
-            yield name, type(quant_method).__name__
+        if quant_method is not None and not is_proven(module, quant_method):
+            yield name, describe(module, quant_method)
         elif experts is not None and _prepares_weights(experts) and not current_platform.is_cpu():
             yield name, type(experts).__name__
         elif is_deferred(module) and getattr(module, "is_amx_bmm_enabled", False):
@@ -268,10 +285,11 @@ def _unproven(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def amend_worker() -> None:
-    """See `rdt_vllm.amendments.end_open_updates`; in a worker's process."""
+    """See `rdt_vllm.amendments`: what is repaired in a worker; in its process."""
     from vllm.v1.worker.gpu_worker import Worker
 
     end_open_updates(Worker)
+    refuse_sleep_in_updates(Worker)
 
 
 def amend_executor(backend: str) -> None:

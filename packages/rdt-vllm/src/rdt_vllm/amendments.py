@@ -13,13 +13,14 @@ from typing import Any
 
 import cloudpickle
 
-__all__ = ["end_open_updates", "keep_answers_in_step"]
+__all__ = ["end_open_updates", "keep_answers_in_step", "refuse_sleep_in_updates"]
 
 _logger = logging.getLogger("rdt_vllm")
 
 RESYNC_SECONDS = 60.0  # a worker answers when its present call ends
 
 _MARK = "_rdt_amended"
+_ASLEEP = "_rdt_asleep"  # of a worker: its weights' memory is gone until it wakes up
 _ECHOES = "_rdt_echoes"  # of an executor: which worker still owes which token
 
 # Calls that answer through futures, or whose failure ends the engine anyway.
@@ -42,6 +43,12 @@ def end_open_updates(worker: Any) -> None:
         @functools.wraps(stock)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             _end_update(self)
+            asleep = _is_ours(self) and getattr(self, _ASLEEP, False)
+            if asleep and stock.__name__ == "start_weight_update":
+                raise RuntimeError(
+                    "this worker sleeps, and its weights have no memory to be written into: wake "
+                    "it up, or at least its weights, before the weight update"
+                )
             return stock(self, *args, **kwargs)
 
         return call
@@ -63,12 +70,53 @@ def end_open_updates(worker: Any) -> None:
         _amend(worker, "shutdown_weight_transfer_engine", ending_first)
 
 
-def _end_update(worker: Any) -> None:
+def refuse_sleep_in_updates(worker: Any) -> None:
+    """Let class ``worker`` not fall asleep while our engine writes into its weights.
+
+    Sleeping takes their memory away. A worker that sleeps refuses a start until its weights are
+    awake (`end_open_updates`).
+    """
+
+    def refusing(stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def sleep(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if _has_open_update(self):
+                raise RuntimeError(
+                    "the weights of this worker are being replaced, so it cannot sleep: finish the "
+                    "weight update first, or shut its weight transfer down"
+                )
+            setattr(self, _ASLEEP, True)
+            return stock(self, *args, **kwargs)
+
+        return sleep
+
+    def noting(stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def wake_up(self: Any, tags: list[str] | None = None) -> Any:
+            answer = stock(self, tags)
+            if tags is None or "weights" in tags:
+                setattr(self, _ASLEEP, False)
+            return answer
+
+        return wake_up
+
+    _amend(worker, "sleep", refusing)
+    _amend(worker, "wake_up", noting)
+
+
+def _is_ours(worker: Any) -> bool:
     engine: Any = getattr(worker, "weight_transfer_engine", None)
-    ours = getattr(engine, "gives_up_open_updates", False)
-    if ours and getattr(worker, "_weight_update_active", False):
+    return getattr(engine, "gives_up_open_updates", False)
+
+
+def _has_open_update(worker: Any) -> bool:
+    return _is_ours(worker) and getattr(worker, "_weight_update_active", False)
+
+
+def _end_update(worker: Any) -> None:
+    if _has_open_update(worker):
         worker._weight_update_active = False
-        engine.reset_weight_update_target()
+        worker.weight_transfer_engine.reset_weight_update_target()
 
 
 # ---- an executor's answers, which must stay in step --------------------------------------------

@@ -7,19 +7,21 @@ from typing import Any
 import torch
 
 import rdt_bake
-from rdt_plan import ConsumerId, Manifest, build_plan, decode_manifest
+from rdt_plan import ConsumerId, Manifest, SyncPlan, decode_manifest
 from rdt_transport.errors import RdtTransportError
-from rdt_transport.events import HostEvents
+from rdt_transport.events import events_of
+from rdt_transport.intervals import Intervals
 from rdt_transport.rendezvous import RendezvousAddress
 from rdt_transport.wire.nixl import NixlWire
 from rdt_vllm import _vllm
 from rdt_vllm.errors import LifecycleError, RdtVllmError, WorkerTornError
-from rdt_vllm.identity import worker_identity
 from rdt_vllm.infos import RdtInitInfo, RdtUpdateInfo
 from rdt_vllm.install import Installer, Observer
 from rdt_vllm.link import JobLink, traffic_of
+from rdt_vllm.probe import Probe
 from rdt_vllm.recording import record_model
 from rdt_vllm.refusals import check_supported
+from rdt_vllm.worker_plan import WorkerPlan
 
 __all__ = ["RdtWeightTransferEngine"]
 
@@ -29,7 +31,7 @@ CLOSE_TIMEOUT_SECONDS = 30.0
 
 
 class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateInfo]):
-    """Pulls the slices this worker consumes and installs them layer by layer.
+    """Pulls the slices this worker consumes and installs them, live or layer by layer.
 
     vLLM calls it on the worker's main thread. Errors of background threads are raised by the next
     of `update_weights`, `drain_pending` and `finish_weight_update`; the worker may then be `torn`,
@@ -56,6 +58,7 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
         self._observer: Observer | None = None
         self._link: JobLink | None = None
         self._recording: tuple[str, rdt_bake.Recording] | None = None
+        self._probe = Probe(model, vllm_config)
         self._timeout_seconds = RdtInitInfo.timeout_seconds
         self._open = False  # between start and finish
         self._epoch: int | None = None  # the one that update_weights started
@@ -84,15 +87,7 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
         _vllm.check_version()
         _vllm.amend_worker()
         check_supported(_vllm.engine_facts(self.vllm_config, self.model))
-        consumer, num_workers = worker_identity(
-            data_parallel_index=self.parallel_config.data_parallel_index,
-            data_parallel_size=self.parallel_config.data_parallel_size,
-            world_size=self.parallel_config.world_size,
-            rank=self.parallel_config.rank,
-            replica=init_info.replica,
-            num_replicas=init_info.num_replicas,
-            num_workers=init_info.num_workers,
-        )
+        consumer, num_workers = init_info.identity(self.parallel_config)
         self.shutdown()
         if self.installer is not None:
             raise LifecycleError(
@@ -105,51 +100,38 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
             address,
             lambda: NixlWire(name),
             name=name,
+            device=self.device,
             timeout_seconds=init_info.timeout_seconds,
         )
         try:
             manifest = decode_manifest(link.job.manifest)
             recording = self._record(manifest)
-            plan = build_plan(
+            planned = WorkerPlan.build(
+                self.model,
+                recording,
                 manifest,
-                recording.writes,
+                link.job,
                 consumer,
-                num_workers=num_workers,
-                num_slots=link.job.num_slots,
-                max_chunk_bytes=link.job.max_chunk_bytes,
-                programs=recording.programs,
+                num_workers,
+                probe=self._probe if init_info.live else None,
+                direct=init_info.direct and not _vllm.may_sleep(self.vllm_config),
             )
             self.installer = Installer(
-                self.model, plan, vllm_config=self.vllm_config, events=HostEvents()
+                self.model,
+                planned.plan,
+                planned.units,
+                vllm_config=self.vllm_config,
+                events=events_of(self.device),
             )
             self.installer.observe(self._observer)
-            link.attach(plan, num_workers, self.installer.install, self.device)
+            link.attach(planned.plan, num_workers, self.installer.install, planned.destination)
         except BaseException:
             link.close()
             self.installer = None
             raise
         self._link = link
-        if recording.ignored:
-            _logger.info(
-                "consumer %s does not consume %d of %d weights (another worker may), first %s",
-                consumer,
-                len(recording.ignored),
-                len(manifest.params),
-                ", ".join(recording.ignored[:3]),
-            )
-        _logger.info(
-            "consumer %s of %d attached to job %s: %d weights, %d modules, %d chunks, %d bytes a "
-            "sync, of which a module stages up to %d to compute from, %.2f s",
-            consumer,
-            num_workers,
-            address.job,
-            len(recording.consumed),
-            len(plan.modules),
-            len(plan.chunks),
-            plan.bytes_pulled,
-            max(plan.staging_bytes.values(), default=0),
-            time.perf_counter() - started,
-        )
+        spent = time.perf_counter() - started
+        _logger.info("consumer %s attached to job %s, %.2f s", consumer, address.job, spent)
 
     @property
     def consumer_incarnation(self) -> str:
@@ -160,6 +142,20 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
     def consumer(self) -> ConsumerId | None:
         """Which consumer this worker is; None while detached."""
         return None if self._link is None else self._link.consumer.plan.consumer
+
+    @property
+    def plan(self) -> SyncPlan:
+        """What each sync pulls; raises `LifecycleError` while detached."""
+        return self._attached()[0].consumer.plan
+
+    def record_intervals(self, on: bool) -> None:
+        """Keep when the stages of each sync run, from now on, or no more; else as `plan`."""
+        self._attached()[0].consumer.record_intervals(on)
+
+    @property
+    def intervals(self) -> Intervals | None:
+        """Those of the last sync; None when they were not kept."""
+        return None if self._link is None else self._link.consumer.intervals
 
     @property
     def traffic(self) -> dict[str, Any]:
@@ -206,7 +202,10 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
                 )
             installer.begin(link.consumer)
             link.start(update_info.session, update_info.epoch)
+            if link.consumer.plan.direct_bytes:  # some reads land in the model itself
+                installer.touched = True
             self._epoch = update_info.epoch
+            installer.intervals = link.consumer.intervals
         except BaseException as error:
             self._give_up(error)
             raise
@@ -240,10 +239,11 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
         self._open = False
         self.torn = False
         _logger.info(
-            "epoch %d installed: %d chunks, %d bytes, %.3f s",
+            "epoch %d installed: %d chunks, %d bytes direct and %d staged, %.3f s",
             stats.epoch,
             stats.num_chunks,
-            stats.bytes_pulled,
+            stats.bytes_direct,
+            stats.bytes_staged,
             time.perf_counter() - self._started,
         )
         self._epoch = None

@@ -5,6 +5,7 @@ __all__ = [
     "InitInfoError",
     "InstallError",
     "LifecycleError",
+    "ProbeError",
     "RdtVllmError",
     "ThreadTimeoutError",
     "UnsupportedError",
@@ -39,6 +40,10 @@ class LifecycleError(RdtVllmError):
 
 class InstallError(RdtVllmError):
     """A module could not be installed; the original error is ``__cause__``."""
+
+
+class ProbeError(RdtVllmError):
+    """What a module's post-processing does cannot be found out; it is installed layerwise."""
 
 
 class ThreadTimeoutError(RdtVllmError, TimeoutError):

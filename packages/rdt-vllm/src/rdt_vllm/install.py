@@ -1,11 +1,12 @@
-"""The layerwise installer: chunks in, a model in kernel form out.
+"""The installer: chunks in, a model in kernel form out.
 
-Two threads: one scatters a chunk's slices and so frees its receive slot, and computes what a
-complete module computes from them; one post-processes the modules that are complete. Neither ever
-waits for the other.
+Two threads, each with a stream of its own: one scatters a chunk's slices and so frees its receive
+slot, and computes what a complete module computes from them; one post-processes the modules that
+are complete, but for live ones. Neither ever waits for the other. Direct chunks never get here.
 """
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -16,11 +17,14 @@ from torch import nn
 from rdt_bake import PlanReplay
 from rdt_plan import Chunk, SyncPlan
 from rdt_transport.events import Event, Events
+from rdt_transport.intervals import Intervals
 from rdt_vllm import _vllm
+from rdt_vllm.deferred import DeferredModules
 from rdt_vllm.errors import InstallError, LifecycleError
-from rdt_vllm.layerwise import LayerwiseUnit
-from rdt_vllm.ties import find_ties
-from rdt_vllm.units import layerwise_units
+from rdt_vllm.model_hook import run_model_hook
+from rdt_vllm.module_tensors import own_tensors, used_here
+from rdt_vllm.scatter import ChunkScatter
+from rdt_vllm.units import InstallUnit, InstallUnits
 from rdt_vllm.work_thread import WorkThread
 
 __all__ = ["ChunkSink", "Installer", "Observer"]
@@ -53,20 +57,21 @@ class Installer:
     Args:
         model: the worker's model, in kernel form.
         plan: what each sync brings.
+        units: how its modules are installed.
         vllm_config: post-processing may consult it.
-        events: marks behind device work, for slot reuse.
+        events: marks behind device work, and the threads' streams.
 
     Attributes:
-        touched: a sync has changed the model, and none has been finished since.
-
-    Raises:
-        UnsupportedError: the plan writes into a module that cannot be post-processed by itself.
+        touched: a sync has changed the model, or may have, and none has been finished since. Who
+            lets direct chunks be read sets it.
+        intervals: keeps when the post-processing thread was at work on each module, if given.
     """
 
     def __init__(
         self,
         model: nn.Module,
         plan: SyncPlan,
+        units: InstallUnits,
         *,
         vllm_config: _vllm.VllmConfig,
         events: Events,
@@ -74,32 +79,43 @@ class Installer:
         self._model = model
         self._vllm_config = vllm_config
         self._events = events
+        self._units = units
         self._replay = PlanReplay(plan, self._destination)
-        self._units = layerwise_units(model, plan, find_ties(model))
+        self._deferred = DeferredModules(model, units.of.keys(), vllm_config)
+        self._scatters: dict[int, ChunkScatter] = {}
+        computed = {each.module for each in (*plan.fills, *plan.programs)}
         last: dict[int, int] = {}
         for chunk in plan.chunks:
-            last.update((id(self._units[path]), chunk.index) for path in chunk.complete)
-        self._complete: dict[int, list[LayerwiseUnit]] = {}
-        for unit in dict.fromkeys(self._units.values()):
-            self._complete.setdefault(last.get(id(unit), -1), []).append(unit)
+            if not chunk.is_direct:
+                self._scatters[chunk.index] = ChunkScatter(chunk, self._replay, self._destination)
+                last.update((id(units.of[path]), chunk.index) for path in chunk.complete)
+        self._complete: dict[int, list[InstallUnit]] = {}  # by chunk; -1: nothing is read for them
+        self._live: list[InstallUnit] = []
+        for unit in units.all:
+            self._live += [unit] if unit.is_live else []
+            if not unit.is_live or any(path in computed for path in unit.modules):
+                self._complete.setdefault(last.get(id(unit), -1), []).append(unit)
         self._observer: Observer | None = None
         self._sink: ChunkSink | None = None
         self._error: BaseException | None = None
         self._error_lock = threading.Lock()
-        self._scattering = WorkThread("rdt-scatter", self._scatter)
-        self._processing = WorkThread("rdt-post-process", self._post_process)
+        self._scattering = WorkThread("rdt-scatter", self._scatter, events.bind)
+        self._processing = WorkThread("rdt-post-process", self._post_process, events.bind)
+        self._enqueued: dict[str, Event] = {}  # by thread, the mark behind all it has done
         self.touched = False
+        self.intervals: Intervals | None = None
 
     @property
     def modules(self) -> tuple[str, ...]:
         """Dotted paths of all modules that a sync replaces."""
-        return tuple(path for unit in dict.fromkeys(self._units.values()) for path in unit.modules)
+        return tuple(path for unit in self._units.all for path in unit.modules)
 
     def observe(self, observer: Observer | None) -> None:
         """Show ``observer`` each module, with its path, that is filled but not post-processed yet.
 
-        It is called on the post-processing thread and may read the module's tensors, among them
-        those that are written where they live; an exception fails the sync. None ends it.
+        It may read the module's tensors, on the current stream; an exception fails the sync. It is
+        called on the post-processing thread, and for live modules, which are never post-processed,
+        by `finish`. None ends it.
         """
         self._observer = observer
 
@@ -115,12 +131,11 @@ class Installer:
         self._scattering.put((chunk, packed))
 
     def drain(self, timeout_seconds: float) -> None:
-        """Wait until everything queued is installed.
+        """Wait until everything queued is installed; the caller's stream waits for the device.
 
         Raises the first error of a background thread, or `ThreadTimeoutError`.
         """
-        self._scattering.drain(timeout_seconds)
-        self._processing.drain(timeout_seconds)
+        self._drain(timeout_seconds)
         if self._error is not None:
             raise self._error
 
@@ -128,19 +143,26 @@ class Installer:
         """Wait until everything queued is installed, then process what depends on other modules.
 
         All chunks must have been queued. Raises as `drain` does, and `InstallError` naming the
-        attention that could not be processed; call `abandon` then.
+        attention, or the model's own hook, that could not be run; call `abandon` then.
         """
         self.drain(timeout_seconds)
-        for unit in self._complete.get(-1, ()):  # nothing is read for these
-            self._processing.put(unit)
-        self.drain(timeout_seconds)
-        with torch.no_grad(), self._context():
-            for path, module in self._model.named_modules():
-                if _vllm.is_deferred(module):
-                    try:
-                        _vllm.post_process_deferred(module, self._vllm_config)
-                    except Exception as error:
-                        raise InstallError(f"{path}: post-processing failed: {error}") from error
+        unread = self._complete.get(-1, ())
+        if unread:
+            began = self._events.record()
+            for unit in unread:
+                self._processing.put((unit, began))
+            self.drain(timeout_seconds)
+        for unit in self._live if self._observer is not None else ():
+            try:
+                self._observe(unit)
+            except Exception as error:
+                raise _wrapped(f"observing {', '.join(unit.modules)} failed", error) from error
+        self._deferred.process()
+        try:
+            with torch.no_grad(), self._context():
+                run_model_hook(self._model)
+        except Exception as error:
+            raise InstallError(f"the model's own post-processing failed: {error}") from error
         self._sink = None
         self.touched = False
 
@@ -153,10 +175,9 @@ class Installer:
             return
         with self._error_lock:
             self._error = self._error or error
-        self._scattering.drain(timeout_seconds)
-        self._processing.drain(timeout_seconds)
+        self._drain(timeout_seconds)
         self._replay.abandon()
-        for unit in dict.fromkeys(self._units.values()):
+        for unit in self._units.all:
             unit.abandon()
         self._sink = None
 
@@ -176,53 +197,63 @@ class Installer:
         if self._error is not None:
             sink.scatter_failed(chunk.index, self._error)
             return
-        try:
-            self.touched = True
-            with torch.no_grad():
-                for path in chunk.materialize:
-                    self._open(self._units[path])
-                self._replay.place(chunk, packed)
-            event = self._events.record()
-        except BaseException as error:
-            wrapped = _wrapped(f"chunk {chunk.index} could not be installed", error)
-            sink.scatter_failed(chunk.index, self._fail(wrapped))
-            return
-        sink.scattered(chunk.index, event)  # programs compute from copies of what it brought
-        for unit in self._complete.get(chunk.index, ()):
+        with torch.no_grad(), self._events.stream():
             try:
-                self._compute(unit)
-                self._processing.put(unit)
+                self.touched = True
+                for path in chunk.materialize:
+                    self._open(self._units.of[path])
+                self._scatters[chunk.index].run(packed)
+                event = self._enqueued["scatter"] = self._events.record()
             except BaseException as error:
-                self._fail(_wrapped(f"computing {', '.join(unit.modules)} failed", error))
+                wrapped = _wrapped(f"chunk {chunk.index} could not be installed", error)
+                sink.scatter_failed(chunk.index, self._fail(wrapped))
+                return
+            sink.scattered(chunk.index, event)  # programs compute from copies of what it brought
+            for unit in self._complete.get(chunk.index, ()):
+                try:
+                    self._compute(unit)
+                    event = self._enqueued["scatter"] = self._events.record()
+                    if unit.is_live:
+                        unit.close()
+                    else:
+                        self._processing.put((unit, event))
+                except BaseException as error:
+                    self._fail(_wrapped(f"computing {', '.join(unit.modules)} failed", error))
 
-    def _open(self, unit: LayerwiseUnit) -> None:
+    def _open(self, unit: InstallUnit) -> None:
         if unit.is_open:
             return  # opened by the first chunk of a module it is tied to
         unit.open()
         for path in unit.modules:
             self._replay.open(path)
 
-    def _compute(self, unit: LayerwiseUnit) -> None:
+    def _compute(self, unit: InstallUnit) -> None:
         for path in unit.modules:
             self._replay.compute(path)
 
     def _destination(self, path: str, name: str) -> torch.Tensor:
-        return self._units[path].destination(path, name)
+        return self._units.of[path].destination(path, name)
 
-    def _post_process(self, unit: LayerwiseUnit) -> None:
+    def _post_process(self, item: tuple[InstallUnit, Event]) -> None:
+        unit, scattered = item
         if self._error is not None:
             return
+        began = time.perf_counter()
         try:
-            with torch.no_grad(), self._context():
+            with torch.no_grad(), self._events.stream(), self._context():
+                self._events.wait(scattered)
                 self.touched = True
                 if not unit.is_open:  # nothing is read for it
                     self._open(unit)
                     self._compute(unit)
-                observer = self._observer
-                if observer is not None:
-                    for path, module in unit.modules.items():
-                        observer(path, module)
+                if not unit.is_live:
+                    for module in unit.modules.values():
+                        used_here(own_tensors(module).values())
+                    self._observe(unit)
                 unit.close()
+                self._enqueued["post-process"] = self._events.record()
+            if self.intervals is not None:
+                self.intervals.add("post-process", -1, began)
         except BaseException as error:
             self._fail(_wrapped(f"post-processing of {', '.join(unit.modules)} failed", error))
 
@@ -237,6 +268,18 @@ class Installer:
         if first and sink is not None:
             sink.fail(kept)
         return kept
+
+    def _drain(self, timeout_seconds: float) -> None:
+        self._scattering.drain(timeout_seconds)
+        self._processing.drain(timeout_seconds)
+        for event in self._enqueued.values():
+            self._events.wait(event)
+
+    def _observe(self, unit: InstallUnit) -> None:
+        observer = self._observer
+        if observer is not None:
+            for path, module in unit.modules.items():
+                observer(path, module)
 
     def _context(self) -> AbstractContextManager[None]:
         return _vllm.active_config(self._vllm_config)

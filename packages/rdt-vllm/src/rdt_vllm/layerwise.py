@@ -11,8 +11,10 @@ from torch import nn
 
 from rdt_bake import find_tensor
 from rdt_vllm import _vllm
+from rdt_vllm.cache_scales import unloaded_scales
 from rdt_vllm.errors import InstallError, UnsupportedError
-from rdt_vllm.module_tensors import ModuleTensors, own_tensors
+from rdt_vllm.module_tensors import ModuleTensors, keeping_addresses, layout, own_tensors
+from rdt_vllm.proven_methods import addressed_tensors
 from rdt_vllm.ties import Tie, retie
 from rdt_vllm.view_buffers import ViewBuffer
 
@@ -26,6 +28,9 @@ class LayerwiseUnit:
     `destination`, and `close` post-processes them, copies the results into the kernels' tensors and
     puts those back. `abandon` puts them back as they are.
 
+    Attributes:
+        is_live: False; see `rdt_vllm.live.LiveUnit`.
+
     Args:
         modules: by dotted path, in the model's order.
         written: attribute names, by dotted path, that a sync writes.
@@ -35,6 +40,8 @@ class LayerwiseUnit:
     Raises:
         UnsupportedError: a tensor is neither written nor kept by post-processing.
     """
+
+    is_live = False
 
     def __init__(
         self,
@@ -46,8 +53,10 @@ class LayerwiseUnit:
         self.modules = dict(modules)
         self._ties = tuple(ties)
         self._kept: list[ModuleTensors] = []
+        self._addressed: dict[str, tuple[torch.Tensor, ...]] = {}  # kept alive
         tied = {(id(module), name) for tie in ties for module, name in tie}
         self._unwritten: dict[str, tuple[str, ...]] = {}
+        self._unloaded: dict[str, dict[str, torch.Tensor]] = {}
         self._shows: dict[str, frozenset[str]] = {}
         self._shown: dict[str, tuple[ViewBuffer, ...]] = {}
         for path, module in self.modules.items():
@@ -57,7 +66,10 @@ class LayerwiseUnit:
                 for name in form
                 if name not in written.get(path, ()) and (id(module), name) not in tied
             )
+            self._unloaded[path] = unloaded_scales(module)
             for name in names:
+                if name.removeprefix("_") in self._unloaded[path]:
+                    continue  # a scale of a cache, or the buffer that it is moved into
                 if form[name].numel() and not _alike(live.get(name), form[name]):
                     raise UnsupportedError(
                         f"{path}.{name} is loaded from no weight, and post-processing changes its "
@@ -88,6 +100,8 @@ class LayerwiseUnit:
                     holder = module._parameters if name in kept.parameters else module._buffers
                     holder[name] = live[name]  # type: ignore[assignment]
             _vllm.materialize(module)
+            for name in self._unloaded[path].keys() & self._unwritten[path]:
+                module.get_parameter(name).data.copy_(self._unloaded[path][name])
         retie(self._ties)
 
     def destination(self, path: str, name: str) -> torch.Tensor:
@@ -103,16 +117,17 @@ class LayerwiseUnit:
         for (path, module), kept in zip(self.modules.items(), self._kept, strict=True):
             for view in self._shown[path]:
                 view.buffer.copy_(getattr(module, view.param).view(view.buffer.shape))
-            with _keeping_attributes(module):
+            with keeping_addresses(path, vars(module)):
                 _vllm.post_process(module)
+            self._addressed[path] = addressed_tensors(module)
             for name, kernel in kept.tensors().items():
                 value = getattr(module, name, None)
                 if value is kernel or (value is None and name in self._shows[path]):
                     continue
                 if not isinstance(value, torch.Tensor) or not _alike(value, kernel):
-                    found = _layout(value) if isinstance(value, torch.Tensor) else "none"
+                    found = layout(value) if isinstance(value, torch.Tensor) else "none"
                     raise InstallError(
-                        f"{path}.{name}: expected {_layout(kernel)} from post-processing, found "
+                        f"{path}.{name}: expected {layout(kernel)} from post-processing, found "
                         f"{found}; this layer cannot be updated in place"
                     )
                 kernel.data.copy_(value.data)
@@ -144,21 +159,5 @@ def to_meta(model: nn.Module, ties: Sequence[Tie]) -> Generator[None]:
             kept.pop().put_back()
 
 
-@contextmanager
-def _keeping_attributes(module: nn.Module) -> Generator[None]:
-    """Plain tensor attributes that are computed anew keep their memory: graphs may have seen it."""
-    before = {name: t for name, t in vars(module).items() if isinstance(t, torch.Tensor)}
-    yield
-    for name, old in before.items():
-        new = vars(module).get(name)
-        if new is not old and isinstance(new, torch.Tensor) and _alike(new, old):
-            old.copy_(new)
-            setattr(module, name, old)
-
-
 def _alike(left: torch.Tensor | None, right: torch.Tensor) -> bool:
     return left is not None and (left.shape, left.dtype) == (right.shape, right.dtype)
-
-
-def _layout(tensor: torch.Tensor) -> str:
-    return f"{tuple(tensor.shape)} of {tensor.dtype}"

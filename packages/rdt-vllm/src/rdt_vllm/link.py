@@ -10,6 +10,7 @@ import torch
 from rdt_plan import SyncPlan
 from rdt_plan.records import JobRecord
 from rdt_transport.consumer import Consumer
+from rdt_transport.destinations import Destination
 from rdt_transport.errors import RdtTransportError, RendezvousLostError, SyncAbortedError
 from rdt_transport.progress import ProgressThread
 from rdt_transport.pulling import OnChunk, SyncStats
@@ -35,12 +36,15 @@ DROP_TIMEOUT_SECONDS = 5.0  # telling the others that this worker failed must no
 def traffic_of(stats: SyncStats | None, bytes_landed: int = 0) -> dict[str, Any]:
     """What a sync did, zeros without one, in builtin types that any executor can carry.
 
-    ``bytes_pulled`` from trainers, ``bytes_landed`` in parameters, and ``stage_seconds``, a dict:
+    ``bytes_pulled`` from trainers, of which ``bytes_direct`` into the model's own tensors and
+    ``bytes_staged`` through slots; ``bytes_landed`` in parameters; and ``stage_seconds``, a dict:
     ``ready`` until the first read began, ``read`` and ``scatter`` summed over chunks, ``total``.
     """
     stats = stats or SyncStats(epoch=0, num_chunks=0)
     return {
         "bytes_pulled": stats.bytes_pulled,
+        "bytes_direct": stats.bytes_direct,
+        "bytes_staged": stats.bytes_staged,
         "bytes_landed": bytes_landed,
         "stage_seconds": dict(stats.stage_seconds),
     }
@@ -53,6 +57,7 @@ class JobLink:
         address: of the job's rendezvous.
         make_wire: makes the wire; called on the progress thread.
         name: of this worker, for threads.
+        device: that the model is on.
         timeout_seconds: deadline of every wait.
 
     Attributes:
@@ -69,6 +74,7 @@ class JobLink:
         make_wire: Callable[[], Wire],
         *,
         name: str,
+        device: torch.device | str,
         timeout_seconds: float,
     ) -> None:
         self.address = address
@@ -76,9 +82,11 @@ class JobLink:
         self._consumer: Consumer | None = None
         self._lost: str | None = None
         self._stats: SyncStats | None = None
+        self._bytes_landed = 0
+        self._device = device
         self.traffic = traffic_of(None)
         with ExitStack() as undo:
-            self._progress = ProgressThread(make_wire, name=f"{name}-progress")
+            self._progress = ProgressThread(make_wire, name=f"{name}-progress", device=device)
             undo.callback(self._progress.close)
             self._client = RendezvousClient(
                 address, on_event=self._on_event, connect_timeout_seconds=timeout_seconds
@@ -113,9 +121,15 @@ class JobLink:
             )
 
     def attach(
-        self, plan: SyncPlan, num_workers: int, on_chunk: OnChunk, device: torch.device
+        self,
+        plan: SyncPlan,
+        num_workers: int,
+        on_chunk: OnChunk,
+        destinations: Destination,
     ) -> None:
         """Subscribe with ``plan``, connect to its producers and prepare every read.
+
+        ``destinations`` gives the live tensors that direct chunks land in.
 
         Raises `RendezvousError` and `WireError` subclasses; call `close` then.
         """
@@ -125,8 +139,10 @@ class JobLink:
             plan=plan,
             num_workers=num_workers,
             on_chunk=on_chunk,
-            device=device,
+            device=self._device,
+            destinations=destinations,
         )
+        self._bytes_landed = plan.bytes_landed
         self._consumer.attach(self._timeout_seconds)
 
     def start(self, session: str, epoch: int) -> None:
@@ -157,7 +173,7 @@ class JobLink:
         """Have the epoch accepted; raises `TornError` when it is refused."""
         self.consumer.commit(self._timeout_seconds)
         if self._stats is not None:
-            self.traffic = traffic_of(self._stats, self.consumer.plan.bytes_landed)
+            self.traffic = traffic_of(self._stats, self._bytes_landed)
 
     def give_up(self, epoch: int, error: BaseException) -> None:
         """Stop pulling, and have this worker's replica dropped; nothing is in flight afterwards.

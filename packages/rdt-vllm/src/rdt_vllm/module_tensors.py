@@ -1,12 +1,16 @@
-"""The tensors of one module, put aside and put back exactly."""
+"""The tensors of one module, put aside and put back exactly, or kept where they are."""
 
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-__all__ = ["ModuleTensors", "own_tensors"]
+from rdt_vllm.errors import InstallError
+
+__all__ = ["ModuleTensors", "keeping_addresses", "layout", "own_tensors", "used_here"]
 
 
 def own_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -45,6 +49,13 @@ class ModuleTensors:
         both = {**self.parameters, **self.buffers}
         return {name: tensor for name, tensor in both.items() if tensor is not None}
 
+    def is_in_place(self) -> bool:
+        """Whether the module has the very tensors that it had."""
+        module = self.module
+        return _identities(module._parameters) == _identities(self.parameters) and (
+            _identities(module._buffers) == _identities(self.buffers)
+        )
+
     def put_back(self) -> None:
         """Give the module its tensors back: same objects, containers and order."""
         module = self.module
@@ -58,3 +69,60 @@ class ModuleTensors:
         module._non_persistent_buffers_set.update(self.non_persistent)
         for name, value in self.attributes.items():
             module.__dict__[name] = value
+
+
+@contextmanager
+def keeping_addresses(path: str, *holders: dict[str, Any]) -> Generator[None]:
+    """Tensors that the body computes anew, in these dicts, are copied to where the old ones are.
+
+    Kernels and captured graphs may have seen the old ones. When the body raises, or makes what does
+    not fit, nothing is copied, and the dicts hold the old tensors again.
+
+    Raises:
+        InstallError: a tensor, which ``path`` helps to name, has another shape or dtype now.
+    """
+    before = [
+        (holder, name, value)
+        for holder in holders
+        for name, value in holder.items()
+        if isinstance(value, torch.Tensor)
+    ]
+    try:
+        yield
+        anew = [
+            (holder, name, old, new)
+            for holder, name, old in before
+            if isinstance(new := holder.get(name), torch.Tensor) and new is not old
+        ]
+        for _, name, old, new in anew:
+            if (new.shape, new.dtype) != (old.shape, old.dtype):
+                raise InstallError(
+                    f"{path}.{name}: expected {layout(old)} from post-processing, found "
+                    f"{layout(new)}; this layer cannot be updated in place"
+                )
+    except BaseException:
+        for holder, name, old in before:
+            holder[name] = old
+        raise
+    for holder, name, old, new in anew:
+        old.data.copy_(new.data)
+        holder[name] = old
+
+
+def used_here(tensors: Iterable[torch.Tensor]) -> None:
+    """Their memory is not given away before what the current stream has enqueued by then is done.
+
+    Of tensors that another thread's stream has allocated, a device's allocator does not know that.
+    """
+    for tensor in tensors:
+        if tensor.device.type != "cpu":
+            tensor.record_stream(torch.accelerator.current_stream(tensor.device))
+
+
+def layout(tensor: torch.Tensor) -> str:
+    """Shape and dtype, for messages."""
+    return f"{tuple(tensor.shape)} of {tensor.dtype}"
+
+
+def _identities(tensors: Mapping[str, torch.Tensor | None]) -> list[tuple[str, int]]:
+    return [(name, id(tensor)) for name, tensor in tensors.items()]

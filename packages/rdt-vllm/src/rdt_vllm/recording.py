@@ -12,6 +12,7 @@ import rdt_bake
 from rdt_plan import ParamMeta
 from rdt_vllm import _vllm
 from rdt_vllm.errors import UnsupportedError
+from rdt_vllm.expert_padding import with_expert_padding
 from rdt_vllm.layerwise import to_meta
 from rdt_vllm.ties import find_ties
 
@@ -38,6 +39,7 @@ def record_model(
             f"{type(model).__name__} consumes none of the {len(params)} weights that the trainer "
             "publishes: publish this model's weights, under the names that its checkpoints have"
         )
+    recording = with_expert_padding(recording, model)
     if not recording.uncovered:
         return recording
     unloaded = _unloaded(model, vllm_config)

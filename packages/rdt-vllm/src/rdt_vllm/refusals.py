@@ -22,7 +22,7 @@ class EngineFacts:
         offload: weights live outside of the device.
         retied_embeddings: the configuration ties the embeddings, the checkpoint does not, and vLLM
             compares the two at load time.
-        model_hook: the model itself post-processes its weights.
+        model_hook: why the model's own post-processing may not work twice, if so.
         device: type of the devices that hold the weights.
         unproven: modules, each with the class whose post-processing may not work twice.
     """
@@ -32,7 +32,7 @@ class EngineFacts:
     lora: bool = False
     offload: bool = False
     retied_embeddings: bool = False
-    model_hook: bool = False
+    model_hook: str | None = None
     device: str = "cpu"
     unproven: tuple[tuple[str, str], ...] = ()
 
@@ -67,18 +67,19 @@ def check_supported(facts: EngineFacts) -> None:
             "does in the checkpoint's config.json",
         ),
         (
-            facts.model_hook,
-            "the model post-processes its weights as a whole, which may not work twice: this "
-            "architecture is not supported yet",
+            facts.model_hook is not None,
+            f"the model post-processes its weights as a whole, which may not work twice "
+            f"({facts.model_hook}): this architecture is not supported yet",
         ),
         (
-            facts.device != "cpu",
-            f"weights are not installed on {facts.device!r} devices yet: use CPU workers",
+            facts.device not in ("cpu", "cuda"),
+            f"weights are not installed on {facts.device!r} devices yet: use CPUs or CUDA GPUs",
         ),
         (
             bool(facts.unproven),
             f"post-processing may not work a second time for {_grouped(facts.unproven)}: serve "
-            "unquantised weights",
+            "unquantised weights, or on a CPU dense ones in AWQ, GPTQ, or compressed-tensors' int4 "
+            "or int8 with a scale a channel",
         ),
     ):
         if applies:

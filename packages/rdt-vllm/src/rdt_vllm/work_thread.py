@@ -16,12 +16,16 @@ Item = TypeVar("Item")
 class WorkThread(Generic[Item]):
     """Calls ``work`` with each item that is put, on a thread that starts with the first one.
 
-    ``work`` must not raise: it reports errors to whoever put the item.
+    ``work`` must not raise: it reports errors to whoever put the item. ``begin`` is called once on
+    the thread, before.
     """
 
-    def __init__(self, name: str, work: Callable[[Item], None]) -> None:
+    def __init__(
+        self, name: str, work: Callable[[Item], None], begin: Callable[[], None] = lambda: None
+    ) -> None:
         self.name = name
         self._work = work
+        self._begin = begin
         self._items: deque[Item] = deque()
         self._unfinished = 0
         self._closed = False
@@ -66,6 +70,7 @@ class WorkThread(Generic[Item]):
             raise ThreadTimeoutError(f"thread {self.name} did not end within {timeout_seconds:g} s")
 
     def _run(self) -> None:
+        self._begin()
         while True:
             with self._changed:
                 while not self._items:

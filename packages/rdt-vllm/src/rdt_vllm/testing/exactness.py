@@ -101,7 +101,7 @@ class ExactnessProbe:
         if flip is not None:
             flip_byte(fresh.model.get_parameter(flip))
         snapshots = self._rdt_snapshots()
-        filled = compare_filled(fresh.model, live, snapshots, checkpoint_form)
+        filled = compare_filled(fresh.model, live, snapshots, checkpoint_form, fresh.left_alone)
         fresh.post_process()
         serving = compare_live(fresh.model, live)
         report = WorkerReport(

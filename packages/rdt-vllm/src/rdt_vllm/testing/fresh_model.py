@@ -1,13 +1,15 @@
 """A second model inside a worker, loaded by vLLM itself: what the first one is held against."""
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from rdt_vllm._vllm import VllmConfig, active_config
+from rdt_vllm._vllm import VllmConfig, active_config, is_deferred
 from rdt_vllm.testing import _vllm
+from rdt_vllm.testing.bits import first_difference
 
 __all__ = ["FreshModel"]
 
@@ -22,6 +24,8 @@ class FreshModel:
     Attributes:
         model: before `post_process`, parameters as the loaders left them.
         layers: the layers that a forward finds by name (attention, experts).
+        left_alone: parameters of attention, as (module, name), that loading has not changed: scales
+            that a checkpoint may have.
     """
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, checkpoint: str) -> None:
@@ -40,7 +44,13 @@ class FreshModel:
         with torch.no_grad(), active_config(self._config), self._dtype():
             with device:
                 self.model: nn.Module = initialize_model(self._config)
+            built = {place: param.clone() for place, param in _params_of_attention(self.model)}
             loader.load_weights(self.model, source)
+        self.left_alone = frozenset(
+            place
+            for place, param in _params_of_attention(self.model)
+            if first_difference(param, built[place]) is None
+        )
 
     @property
     def layers(self) -> dict[str, Any]:
@@ -55,3 +65,10 @@ class FreshModel:
     def _dtype(self) -> Any:
         dtype: Any = self._config.model_config.dtype  # vLLM has resolved names by now
         return _vllm.set_default_torch_dtype(dtype)
+
+
+def _params_of_attention(model: nn.Module) -> Iterator[tuple[tuple[str, str], nn.Parameter]]:
+    for path, module in model.named_modules():
+        if is_deferred(module):
+            for name, param in module.named_parameters(recurse=False):
+                yield (path, name), param

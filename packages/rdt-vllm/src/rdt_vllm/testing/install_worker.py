@@ -10,14 +10,17 @@ from torch import nn
 
 import rdt_bake
 from rdt_plan import Chunk, ConsumerId, Manifest, ParamMeta, SyncPlan, build_plan, group_ordered
+from rdt_plan.direct import DirectRule
 from rdt_transport.events import Event, HostEvents
 from rdt_vllm._vllm import VllmConfig, checkpoint_form
 from rdt_vllm.install import Installer
 from rdt_vllm.module_tensors import own_tensors
+from rdt_vllm.probe import Probe
 from rdt_vllm.recording import record_model
 from rdt_vllm.testing.fresh_model import FreshModel
 from rdt_vllm.testing.module_snapshots import ModuleSnapshots
 from rdt_vllm.testing.tensor_comparison import compare_filled, compare_live
+from rdt_vllm.units import InstallUnits
 
 __all__ = ["Answers", "InstallWorker", "addresses", "pack_chunk", "structure"]
 
@@ -44,7 +47,10 @@ class Answers:
 
 
 class InstallWorker:
-    """A served model and the means to sync it, with an in-memory transport."""
+    """A served model and the means to sync it, with an in-memory transport.
+
+    ``live`` lets modules be live, ``direct`` has what can be read into them directly.
+    """
 
     def __init__(
         self,
@@ -53,6 +59,8 @@ class InstallWorker:
         *,
         num_slots: int = 2,
         max_chunk_bytes: int = 1 << 16,
+        live: bool = True,
+        direct: bool = False,
     ) -> None:
         self.config = config
         fresh = FreshModel(config, torch.device("cpu"), str(folder))
@@ -65,6 +73,9 @@ class InstallWorker:
         )
         self.manifest = Manifest.build(_ordered(params))
         self.recording = record_model(self.model, self.manifest.params, config)
+        probe = Probe(self.model, config) if live else None
+        self.units = InstallUnits(self.model, self.recording, probe)
+        names = frozenset(param.name for param in params if direct)
         self.plan: SyncPlan = build_plan(
             self.manifest,
             self.recording.writes,
@@ -73,23 +84,32 @@ class InstallWorker:
             num_slots=num_slots,
             max_chunk_bytes=max_chunk_bytes,
             programs=self.recording.programs,
+            direct=DirectRule({0: names}, frozenset(self.units.live_tensors())),
         )
-        self.installer = Installer(
-            self.model,
-            self.plan,
-            vllm_config=config,
-            events=HostEvents(),
-        )
+        self.installer = self.install(self.plan)
         self.snapshots = ModuleSnapshots()
         self.installer.observe(self.snapshots.observe)
+
+    def install(self, plan: SyncPlan) -> Installer:
+        return Installer(self.model, plan, self.units, vllm_config=self.config, events=HostEvents())
 
     def queue(self, weights: Mapping[str, torch.Tensor], corrupt: int | None = None) -> Answers:
         answers = Answers()
         self.installer.begin(answers)
         for chunk in self.plan.chunks:
+            if chunk.is_direct:
+                self._read(chunk, weights)
+                continue
             packed = pack_chunk(chunk, weights)
             self.installer.install(chunk, packed[:-1] if chunk.index == corrupt else packed)
         return answers
+
+    def _read(self, chunk: Chunk, weights: Mapping[str, torch.Tensor]) -> None:
+        """What a READ of a direct chunk does."""
+        for placement in chunk.placements:
+            destination = self.units.live_tensors()[placement.module, placement.param]
+            values = rdt_bake.read_slice(weights[placement.slice.name], placement.slice)
+            rdt_bake.apply_placement(placement, values.view(-1).view(torch.uint8), destination)
 
     def sync(self, folder: Path) -> Answers:
         self.snapshots.clear()

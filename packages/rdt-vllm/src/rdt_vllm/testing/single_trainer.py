@@ -26,10 +26,18 @@ class SingleTrainer:
         llm: has the weight routes of ``vllm.LLM``.
         weights: every tensor, as it will be published: names, shapes and dtypes are taken from it.
         job: the job's name.
+        stable: publish everything from memory of its own, which may be read directly.
     """
 
-    def __init__(self, llm: Any, weights: Mapping[str, torch.Tensor], job: str = "job") -> None:
+    def __init__(
+        self,
+        llm: Any,
+        weights: Mapping[str, torch.Tensor],
+        job: str = "job",
+        stable: bool = False,
+    ) -> None:
         self.llm = llm
+        self._stable = {name: tensor.clone() for name, tensor in weights.items() if stable}
         self._undo = ExitStack()
         params = {
             name: ParamMeta(name, str(t.dtype).removeprefix("torch."), tuple(t.shape))
@@ -47,7 +55,12 @@ class SingleTrainer:
         )
         self._undo.callback(self.client.close)
         self.producer = Producer(
-            progress, self.client, rank=0, manifest=self.manifest, settings=settings
+            progress,
+            self.client,
+            rank=0,
+            manifest=self.manifest,
+            settings=settings,
+            sources=self._stable,
         )
         self._undo.callback(self.producer.close)
         self.producer.open(TIMEOUT_SECONDS)
@@ -75,8 +88,10 @@ class SingleTrainer:
     def publish(self, weights: Mapping[str, torch.Tensor], num_groups: int | None = None) -> None:
         """Publish the first ``num_groups`` gather groups, all without; blocks on credit."""
         for group in self.producer.groups[:num_groups]:
-            names = self.manifest.groups[group].names
-            self.producer.publish(group, {name: weights[name] for name in names}, TIMEOUT_SECONDS)
+            tensors = {name: weights[name] for name in self.manifest.groups[group].names}
+            for name in tensors.keys() & self._stable.keys():
+                tensors[name] = self._stable[name].copy_(tensors[name])
+            self.producer.publish(group, tensors, TIMEOUT_SECONDS)
 
     def send(self, weights: Mapping[str, torch.Tensor]) -> None:
         """One whole sync."""

@@ -1,6 +1,6 @@
 """A worker's tensors against a fresh model's, bit for bit."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -63,7 +63,11 @@ def path(place: Place) -> str:
 
 
 def compare_filled(
-    fresh: nn.Module, live: nn.Module, snapshots: ModuleSnapshots, form: CheckpointForm
+    fresh: nn.Module,
+    live: nn.Module,
+    snapshots: ModuleSnapshots,
+    form: CheckpointForm,
+    left_alone: Collection[Place] = (),
 ) -> TensorComparison:
     """Every parameter as it was before post-processing, against ``fresh`` at the same point.
 
@@ -76,22 +80,26 @@ def compare_filled(
         form: the tensors of a live module before post-processing (on any device), without those
             that post-processing only ever changes in place. Those may differ in dtype: they are
             compared as the live one's.
+        left_alone: parameters that no weight fills, in ``fresh`` either; a worker may leave them
+            out.
     """
     result = TensorComparison()
     canonical = {id(module): name for name, module in live.named_modules()}
     shared: dict[int, list[Place]] = {}
     for place, param in _parameters(fresh):
         shared.setdefault(id(param), []).append(place)
-    for module in live.modules():
+    for name, module in live.named_modules():
         result.bytes_expected += sum(
             num_bytes(tensor)
-            for tensor in form(module).values()
-            if isinstance(tensor, nn.Parameter)
+            for param, tensor in form(module).items()
+            if isinstance(tensor, nn.Parameter) and (name, param) not in left_alone
         )
     for place, param in _parameters(fresh):
         module = _submodule(live, place[0])
         if module is None:
             result.refuse(place, "the worker's model has no such module")
+            continue
+        if place in left_alone:
             continue
         kept = place[1] not in form(module)
         if kept:
