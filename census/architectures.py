@@ -7,7 +7,7 @@ from census.variants import VARIANT_CASES
 
 __all__ = ["all_names", "why_not_attempted"]
 
-_DRAFT = "a draft model: its target's architecture is what counts"
+_DRAFT = "a draft model that the census has no configuration of"
 _BACKEND = "no architecture of its own"
 
 

@@ -7,16 +7,18 @@ import traceback
 from pathlib import Path
 
 from census.checkpoint import drawn, make_known, read
-from census.comparison import differences, patterns
+from census.comparison import differences, patterns, zeroed
 from census.damage import Damage
 from census.implementations import Implementation
 from census.models import Models, vllm_config_of
 from census.modes import Mode
 from census.ours import OurSync
-from census.outcome import Outcome, RefusedError, Status, WrongError
+from census.outcome import UNSERVED, Outcome, RefusedError, Status, WrongError, overpulling
+from census.quantised_checkpoint import QUANTISED
 from census.ranks import play_rank
 from census.reasons import crash_reason
 from census.stock import StockSync
+from census.variants import split_variant
 
 __all__ = ["run_case"]
 
@@ -57,11 +59,21 @@ def run_case(
         return Outcome(Status.UNBUILDABLE, crash_reason(error))
     try:
         sync = _SYNCS[implementation](models, old)
-        found = differences(expected, sync.run(new, damage))
-        if found:
+        synced = sync.run(new, damage)
+        if found := differences(expected, synced):
             return Outcome(Status.WRONG, patterns(found))
-        sync.check_supported()
-        return Outcome(Status.EXACT, "", sync.bytes_pulled, sync.bytes_landed)
+        reason = overpulling(sync.bytes_pulled, sync.bytes_landed)
+        is_quantised = split_variant(name)[1] in QUANTISED
+        if is_quantised and sync.unproven:
+            sync.check_supported(is_quantised=True)
+            note = "; ".join(filter(None, (f"{UNSERVED}{sync.unproven}", reason)))
+            return Outcome(Status.EXACT, note, sync.bytes_pulled, sync.bytes_landed, sync.unread)
+        if reason:
+            return Outcome(Status.WRONG, reason, sync.bytes_pulled, sync.bytes_landed)
+        sync.check_supported(is_quantised=is_quantised)
+        left = zeroed(expected, synced)
+        note = f"{patterns(left)} in part: unwritten by a load, zero by a sync" if left else ""
+        return Outcome(Status.EXACT, note, sync.bytes_pulled, sync.bytes_landed, sync.unread)
     except RefusedError as error:
         traceback.print_exc()
         return Outcome(Status.REFUSED, str(error))

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from census.configs import json_overrides, override, small_config, transformers_class
-from census.published_names import RENAMES, TRANSPOSED
+from census.configs import BACKENDS, json_overrides, override, small_config, transformers_class
+from census.models import HOW
+from census.published_names import ADDED, RENAMES, TRANSPOSED
+from census.quantised_checkpoint import QUANTISED, equal_to, quantise
 from census.registration import register
 from census.variants import split_variant
 from census.vllm_only_checkpoint import unfused_weights
@@ -49,6 +51,8 @@ def write(name: str, folder: Path) -> None:
         weights = _respelled(weights, arch)
     if variant == "fp32":
         weights = {n: t.float() if t.is_floating_point() else t for n, t in weights.items()}
+    if variant in QUANTISED:
+        weights = quantise(weights, variant, folder)
     write_weights(weights.items(), folder)
 
 
@@ -69,14 +73,24 @@ def read(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def drawn(weights: Weights, seed: int) -> dict[str, torch.Tensor]:
-    """Weights like these with values drawn from ``seed``; integers and single bytes stay."""
+    """Weights like these with values drawn from ``seed``.
+
+    What is positive stays so, and integers stay in their range; those of 64 bits stay what they
+    are: they are sizes and indices.
+    """
     generator = torch.Generator().manual_seed(seed)
     values = {}
     for name, tensor in weights.items():
-        if tensor.is_floating_point() and tensor.itemsize > 1:
-            noise = torch.randn(tensor.shape, generator=generator)
-            tensor = (noise * 0.05).to(tensor.dtype)
-        values[name] = tensor
+        if tensor.is_floating_point():
+            noise = torch.randn(tensor.shape, generator=generator) * 0.05
+            is_positive = bool((tensor.float() > 0).all())
+            tensor = (noise.abs() if is_positive else noise).to(tensor.dtype)
+        elif tensor.dtype in (torch.int8, torch.uint8, torch.int32) and tensor.numel():
+            low, high = int(tensor.min()), int(tensor.max())
+            tensor = torch.randint(
+                low, high + 1, tensor.shape, dtype=tensor.dtype, generator=generator
+            )
+        values[name] = values.get(equal_to(name), tensor)
     return values
 
 
@@ -102,7 +116,9 @@ def _saved(name: str, arch: str, variant: str, folder: Path) -> Weights:
                 tensor.normal_(std=0.05, generator=generator)
     model.save_pretrained(folder)
     path = folder / "config.json"
-    config = json.loads(path.read_text()) | {"architectures": [arch]}
+    config = json.loads(path.read_text()) | {"architectures": [BACKENDS.get(arch, arch)]}
+    if arch in BACKENDS:
+        config[HOW] = "transformers"
     override(config, json_overrides(arch))
     path.write_text(json.dumps(config, indent=1))
     if variant != "statedict":
@@ -124,4 +140,5 @@ def _respelled(weights: Weights, arch: str) -> Weights:
             tensor = tensor.transpose(-1, -2).contiguous()
         if name:
             respelled[name] = tensor
-    return respelled
+    added = {name: torch.zeros(shape) for name, shape in ADDED.get(arch, {}).items()}
+    return respelled | added

@@ -10,7 +10,7 @@ from census.sizes import shrunk
 from census.text_overrides import TEXT_OVERRIDES
 from census.variants import split_variant, vary
 
-__all__ = ["json_overrides", "override", "small_config", "transformers_class"]
+__all__ = ["BACKENDS", "json_overrides", "override", "small_config", "transformers_class"]
 
 _OVERRIDES = TEXT_OVERRIDES | MULTIMODAL_OVERRIDES
 
@@ -24,8 +24,26 @@ _SAME_CHECKPOINT = {
     "LlamaBidirectionalModel": "LlamaModel",
     "LlamaBidirectionalForSequenceClassification": "LlamaForSequenceClassification",
     "BgeM3EmbeddingModel": "XLMRobertaModel",
+    "Qwen2_5OmniModel": "Qwen2_5OmniForConditionalGeneration",
+    "Qwen3ASRRealtimeGeneration": "Qwen3ASRForConditionalGeneration",
+    "InternS2PreviewForConditionalGeneration": "Qwen3_5MoeForConditionalGeneration",
+    "JinaVLForRanking": "Qwen2VLForConditionalGeneration",
     "BertSpladeSparseEmbeddingModel": "BertForMaskedLM",
     "Glm5NextForCausalLM": "Glm5NextForConditionalGeneration",
+}
+
+# vLLM's backends for any model of transformers', by architecture: which one they are given.
+BACKENDS = {
+    "TransformersForCausalLM": "LlamaForCausalLM",
+    "TransformersMoEForCausalLM": "Qwen3MoeForCausalLM",
+    "TransformersMultiModalForCausalLM": "LlavaForConditionalGeneration",
+    "TransformersMultiModalMoEForCausalLM": "Qwen3VLMoeForConditionalGeneration",
+    "TransformersEmbeddingModel": "Qwen3Model",
+    "TransformersMoEEmbeddingModel": "Qwen3MoeModel",
+    "TransformersMultiModalEmbeddingModel": "Qwen2_5_VLModel",
+    "TransformersForSequenceClassification": "RobertaForSequenceClassification",
+    "TransformersMoEForSequenceClassification": "Qwen3MoeForSequenceClassification",
+    "TransformersMultiModalForSequenceClassification": "Gemma3ForSequenceClassification",
 }
 
 # Keys of a configuration's dict that its class does not take back, or that mean nothing here.
@@ -38,6 +56,7 @@ _NOISE = frozenset(
 
 def transformers_class(arch: str) -> Any:
     """The class whose checkpoints ``arch`` loads, or None."""
+    arch = BACKENDS.get(arch, arch)
     return getattr(transformers, _SAME_CHECKPOINT.get(arch, arch), None)
 
 
@@ -69,6 +88,7 @@ def override(config: dict[str, Any], values: dict[str, Any]) -> None:
 
 
 def _entry(arch: str) -> dict[str, Any]:
+    arch = BACKENDS.get(arch, arch)
     entry = dict(_OVERRIDES.get(arch, _OVERRIDES.get(_SAME_CHECKPOINT.get(arch, ""), {})))
     text = entry.pop("@text", None)
     inner = {} if text is None else _OVERRIDES[text]

@@ -1,7 +1,9 @@
 """Building, loading and post-processing vLLM models in this process, on CPU."""
 
+import json
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from vllm.config import (
     LoadConfig,
     ModelConfig,
     ParallelConfig,
+    SpeculativeConfig,
     VllmConfig,
     set_current_vllm_config,
 )
@@ -25,29 +28,39 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 
 from census.modes import Mode
 
-__all__ = ["Models", "Weights", "vllm_config_of"]
+__all__ = ["HOW", "Models", "Weights", "vllm_config_of"]
 
 Weights = Mapping[str, torch.Tensor]
+
+HOW = "census"
+"""A key of config.json for what is no plain model: a ``"draft"``, the ``"layers of a draft"`` in
+another model's checkpoint, or ``"transformers"``, vLLM's backend of that name."""
 
 
 def vllm_config_of(folder: Path, mode: Mode) -> VllmConfig:
     """What vLLM makes of a checkpoint's folder, for one rank of ``mode``."""
+    how = json.loads((folder / "config.json").read_text()).get(HOW)
+    is_draft = how in ("draft", "layers of a draft")
     model_config = ModelConfig(
         model=str(folder),
         tokenizer=str(folder),
         skip_tokenizer_init=True,
         dtype="bfloat16",
         enforce_eager=True,
+        runner="draft" if is_draft else "auto",
+        hf_overrides=SpeculativeConfig.hf_config_override if how == "layers of a draft" else {},
+        model_impl="transformers" if how == "transformers" else "auto",
     )
     parallel_config = ParallelConfig(
         tensor_parallel_size=mode.size,
         enable_expert_parallel=mode.expert_parallel,
         distributed_executor_backend="mp" if mode.size > 1 else None,
     )
+    assert mode.rank is not None
     parallel_config.rank = mode.rank
 
     def assemble(cache_config: CacheConfig) -> VllmConfig:
-        return VllmConfig(
+        vllm_config = VllmConfig(
             model_config=model_config,
             parallel_config=parallel_config,
             cache_config=cache_config,
@@ -55,6 +68,9 @@ def vllm_config_of(folder: Path, mode: Mode) -> VllmConfig:
             load_config=LoadConfig(load_format="safetensors"),
             compilation_config=CompilationConfig(mode=0),
         )
+        if is_draft:
+            vllm_config.speculative_config = _speculation(model_config, parallel_config)
+        return vllm_config
 
     try:
         return assemble(CacheConfig())
@@ -62,6 +78,25 @@ def vllm_config_of(folder: Path, mode: Mode) -> VllmConfig:
         if "mamba-block-size" not in str(error):
             raise
         return assemble(CacheConfig(enable_prefix_caching=True))
+
+
+def _speculation(model_config: ModelConfig, parallel_config: ParallelConfig) -> SpeculativeConfig:
+    """What drafts read of it, where the draft is the model; its constructor asks for two."""
+    config = object.__new__(SpeculativeConfig)
+    values: dict[str, Any] = {
+        field.name: field.default
+        for field in fields(SpeculativeConfig)
+        if field.default is not MISSING
+    }
+    values |= {
+        "draft_model_config": model_config,
+        "target_model_config": model_config,
+        "draft_parallel_config": parallel_config,
+        "num_speculative_tokens": 1,
+    }
+    for name, value in values.items():
+        object.__setattr__(config, name, value)
+    return config
 
 
 class Models:

@@ -29,12 +29,10 @@ from rdt_plan import (
 from rdt_transport.pack import PackList, check_source
 from rdt_vllm import _vllm
 from rdt_vllm.errors import UnsupportedError
-from rdt_vllm.layerwise import LayerwiseUnit
 from rdt_vllm.module_tensors import own_tensors
 from rdt_vllm.recording import record_model
 from rdt_vllm.refusals import check_supported
-from rdt_vllm.ties import find_ties
-from rdt_vllm.units import layerwise_units
+from rdt_vllm.units import InstallUnit, InstallUnits
 
 __all__ = ["OurSync"]
 
@@ -72,9 +70,15 @@ class OurSync:
                 programs=recording.programs,
             )
             self._model = models.loaded(old)
-            self._units = layerwise_units(self._model, self._plan, find_ties(self._model))
+            self._units = InstallUnits(self._model, recording, None).of
         except (RdtBakeError, RdtPlanError, UnsupportedError) as error:
             raise RefusedError(refusal_reason(error)) from error
+
+    @property
+    def unread(self) -> frozenset[str]:
+        """Names with elements of which nothing is pulled."""
+        read = {region.name for chunk in self._plan.chunks for region in chunk.serve.slices}
+        return frozenset(p.name for p in self._manifest.params if p.numel and p.name not in read)
 
     @property
     def bytes_pulled(self) -> int:
@@ -100,10 +104,21 @@ class OurSync:
             tensors[name].numel() for name in written_targets(program) if name in tensors
         )
 
-    def check_supported(self) -> None:
-        """What a worker checks besides; raises `RefusedError`."""
+    @property
+    def unproven(self) -> str:
+        """Classes whose post-processing a worker refuses to run again, in words; mostly none."""
+        facts = _vllm.engine_facts(self._models.vllm_config, self._model)
+        return ", ".join(sorted({kind for _, kind in facts.unproven}))
+
+    def check_supported(self, *, is_quantised: bool) -> None:
+        """What a worker checks besides; raises `RefusedError`.
+
+        Args:
+            is_quantised: leave out how quantised layers are post-processed.
+        """
+        facts = _vllm.engine_facts(self._models.vllm_config, self._model)
         try:
-            check_supported(_vllm.engine_facts(self._models.vllm_config, self._model))
+            check_supported(replace(facts, unproven=()) if is_quantised else facts)
         except UnsupportedError as error:
             raise RefusedError(refusal_reason(error)) from error
 
@@ -125,8 +140,7 @@ class OurSync:
         return self._model
 
     def _destination(self, module: str, param: str) -> torch.Tensor:
-        unit: LayerwiseUnit = self._units[module]
-        return unit.destination(module, param)
+        return self._units[module].destination(module, param)
 
     def _arriving(
         self, weights: Weights, damage: Damage | None
@@ -152,7 +166,7 @@ class OurSync:
                     yield replace(chunk, placements=(placement,)), packed
 
 
-def _close(unit: LayerwiseUnit) -> None:
+def _close(unit: InstallUnit) -> None:
     """As the unit's own `close`, without post-processing: values go into the tensors that serve."""
     filled = {path: own_tensors(module) for path, module in unit.modules.items()}
     unit.abandon()

@@ -15,6 +15,8 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.utils import torch_utils
 from vllm.v1.attention.backends import cpu_attn
 
+from census.quantised_patches import accept_quantised_kernels
+
 __all__ = ["patch_vllm"]
 
 
@@ -23,6 +25,7 @@ def patch_vllm() -> None:
     _inspect_classes_here()
     _keep_weights_unpacked()
     _accept_kernels_that_a_cpu_lacks()
+    accept_quantised_kernels()
     _do_without_cuda()
 
 

@@ -19,6 +19,7 @@ __all__ = ["play_rank"]
 
 def play_rank(vllm_config: VllmConfig, mode: Mode) -> None:
     """Become rank ``mode.rank`` of ``mode.size``; once a process."""
+    assert mode.rank is not None
     dist.init_process_group("fake", rank=mode.rank, world_size=mode.size, store=FakeStore())
     make_group: Any = dist.new_group
 

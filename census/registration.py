@@ -10,14 +10,22 @@ from census.vllm_only_configs import model_type
 __all__ = ["register"]
 
 
+# What vLLM asks of the class of a configuration: its name.
+_CLASS_NAMES = {
+    "GteNewModel": "NewConfig",
+    "GteNewForSequenceClassification": "NewConfig",
+    "ColBERTJinaRobertaModel": "XLMRobertaFlashConfig",
+}
+
+
 class _AnyConfig(PreTrainedConfig):
     """Takes any keys; sub-configurations become objects."""
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __post_init__(self, **kwargs: Any) -> None:
         for key, value in kwargs.items():
             if key.endswith("_config") and isinstance(value, dict):
                 kwargs[key] = _sub_config(**value)
-        super().__init__(**kwargs)
+        super().__post_init__(**kwargs)
 
 
 def _sub_config(model_type: str | None = None, **values: Any) -> PreTrainedConfig:
@@ -34,5 +42,6 @@ def register(arch: str) -> None:
         AutoConfig.for_model(kind)
     except ValueError:
         if kind not in _CONFIG_REGISTRY:
-            config_class = type(f"{arch}Config", (_AnyConfig,), {"model_type": kind})
+            name = _CLASS_NAMES.get(arch, f"{arch}Config")
+            config_class = type(name, (_AnyConfig,), {"model_type": kind})
             AutoConfig.register(kind, config_class)

@@ -31,7 +31,9 @@ class Row:
         return cls(str(values["arch"]), str(values["mode"]), outcome)
 
     def to_json(self) -> dict[str, object]:
-        return {"arch": self.arch, "mode": self.mode, **asdict(self.outcome)}
+        values = asdict(self.outcome)
+        del values["unread"]  # long; what matters of it is in the reason
+        return {"arch": self.arch, "mode": self.mode, **values}
 
 
 def in_order(rows: Iterable[Row], modes: Iterable[str]) -> list[Row]:

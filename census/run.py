@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from census.architectures import why_not_attempted
@@ -14,10 +15,13 @@ from census.implementations import Implementation
 from census.modes import Mode
 from census.outcome import Outcome, Status
 from census.rows import Results, Row
+from census.together import ignored, merged, what_counts
 
 __all__ = ["Census"]
 
 _TIMEOUT_SECONDS = 240.0
+
+_NOTHING = Outcome(Status.UNBUILDABLE, "not run yet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +103,43 @@ class _Cases:
             shutil.rmtree(self._folder, ignore_errors=True)
             return
         mode = self._left.pop(0)
-        census = self._census
+        census, outcomes = self._census, dict.fromkeys(mode.ranks, _NOTHING)
 
-        def call() -> Outcome:
-            return run_case(
-                self._name, self._folder, mode, census.implementation, census.seed, census.damage
+        def one(rank: Mode) -> Callable[[], Outcome]:
+            return lambda: run_case(
+                self._name, self._folder, rank, census.implementation, census.seed, census.damage
             )
 
-        def done(outcome: Outcome | None, failure: str) -> None:
-            self.finish(mode, outcome or Outcome(Status.WRONG, f"crashed: {failure}"))
-            self._go_on()
+        def done(rank: Mode, outcome: Outcome | None, failure: str) -> None:
+            outcomes[rank] = outcome or Outcome(Status.WRONG, f"crashed: {failure}")
+            if _NOTHING in outcomes.values():
+                return
+            together = merged(list(outcomes.values()))
+            if mode.rank is None and together.unread:
+                self._ask_what_counts(mode, together)
+            else:
+                self.finish(mode, together)
+                self._go_on()
 
-        self._more.append(Job(call, self._log(str(mode)), done))
+        for rank in mode.ranks:
+            self._more.append(Job(one(rank), self._log(str(rank)), partial(done, rank)))
+
+    def _ask_what_counts(self, mode: Mode, together: Outcome) -> None:
+        """No rank reads some names: does a normal load on any of them?"""
+        census, counts, left = self._census, list[str](), list(mode.ranks)
+
+        def one(rank: Mode) -> Callable[[], tuple[str, ...]]:
+            return lambda: what_counts(self._name, self._folder, rank, census.seed, together.unread)
+
+        def done(rank: Mode, found: tuple[str, ...] | None, failure: str) -> None:
+            left.remove(rank)
+            counts.extend(found if found is not None else [failure])
+            if not left:
+                self.finish(mode, ignored(together, counts))
+                self._go_on()
+
+        for rank in mode.ranks:
+            self._more.append(Job(one(rank), self._log(f"{rank}.counts"), partial(done, rank)))
 
     def _is_unbuildable(self) -> bool:
         row = self._census.results.rows.get((self._name, str(self._census.modes[0])))

@@ -36,6 +36,8 @@ class StockSync:
     """
 
     bytes_pulled = bytes_landed = 0  # not counted
+    unread: frozenset[str] = frozenset()  # not asked
+    unproven = ""  # it refuses none
 
     def __init__(self, models: Models, old: Weights) -> None:
         self._models = models
@@ -64,7 +66,7 @@ class StockSync:
         modules = {id(records): records for records in engine._name_to_plan.values()}
         self._records = [record for records in modules.values() for record in records]
 
-    def check_supported(self) -> None:
+    def check_supported(self, *, is_quantised: bool) -> None:
         """It checks nothing besides."""
 
     def run(self, weights: Weights, damage: Damage | None) -> nn.Module:

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from census.implementations import Implementation
-from census.outcome import Status
+from census.outcome import UNSERVED, Status
+from census.quantised_checkpoint import QUANTISED
 from census.rows import Row, in_order
 from census.variants import VARIANTS
 
-__all__ = ["MOST_PULLED", "overpulling", "summary", "write_tables"]
-
-MOST_PULLED = 1.05
-"""Bytes that may be pulled for each byte that lands."""
+__all__ = ["summary", "write_tables"]
 
 _MARKS = {
     Status.EXACT: "exact",
@@ -32,7 +30,8 @@ Backend `rdt`, on every architecture that vLLM {version} registers. Each is buil
 weights. A model that holds other weights is recorded, planned and written to as a worker does it,
 up to post-processing, and then held against one that has loaded the checkpoint normally: every
 parameter, buffer and tensor attribute, bit for bit. The recorded model must be left as it was
-found.""",
+found. Where all ranks of a layout are exact together, each name of the checkpoint is pulled by one
+at least, unless no rank's normal load makes anything of its values, which is told below.""",
     Implementation.STOCK: """# Which models vLLM's own `sharded_rdt` can sync
 
 vLLM {version}'s recorder and planner, on every architecture that vLLM registers, held to the same
@@ -40,14 +39,20 @@ comparison as [ours](model-support.md). Its records are replayed in plain torch 
 up to post-processing. Python 3.11 is part of the result: planning uses slices as dictionary keys,
 which Python 3.12 allows.""",
 }
-_LEGEND = """`{command}` makes this page. Columns are ranks of layouts: `tp4r3` is rank 3 of 4 with
-tensor parallelism, `ep2r1` rank 1 of 2 with experts parallel as well.
+_LEGEND = """`{command}` makes this page. Columns are ranks of layouts: `tp2r1` is rank 1 of 2 with
+tensor parallelism, `ep2r1` the same with experts parallel as well; `tp4` and `ep4` are all four
+ranks, each as above. Draft models are loaded by themselves: an engine that drafts is refused.
 
 * **exact**: equal, bit for bit.
 * **refused**: refused when a worker initialises, before anything is changed.
 * **unbuildable**: not tried, or a CPU without the real checkpoint does not get as far as a normal
   load. Other ranks are not tried then.
 * **wrong**: not equal."""
+
+_QUANTISED = """Quantised layers hold drawn bytes. No kernel runs: where a CPU has none for a
+quantisation, one that it lacks stands for it, so that the model can be built, and the model is
+recorded as it was loaded. What is exact here is so up to post-processing, as everything on this
+page; which quantisations a worker also post-processes again is told below."""
 
 
 def write_tables(
@@ -82,12 +87,12 @@ def summary(rows: Sequence[Row]) -> str:
     counts = Counter(_overall(group) for group in _by_arch(rows).values())
     shown = (Status.EXACT, Status.REFUSED, Status.WRONG, Status.UNBUILDABLE)
     parts = ", ".join(f"{counts[status]} {status}" for status in shown)
-    return f"{sum(counts.values())} architectures and variants: {parts}; {len(rows)} cases"
-
-
-def overpulling(rows: Sequence[Row]) -> list[Row]:
-    """Rows that pull more than `MOST_PULLED` bytes for each byte that lands."""
-    return [row for row in rows if _pulled(row) > MOST_PULLED]
+    unserved = len({row.arch for row in rows if UNSERVED in row.outcome.reason})
+    note = f"; {unserved} of the exact are quantised in ways that no worker serves yet"
+    return (
+        f"{sum(counts.values())} architectures and variants: {parts}; {len(rows)} cases"
+        f"{note if unserved else ''}"
+    )
 
 
 def _pulled(row: Row) -> float:
@@ -127,10 +132,16 @@ def _page(
     }
     page += ["## Architectures", ""]
     page += _matrix({a: g for a, g in built.items() if "@" not in a}, modes)
-    page += ["## Variants", ""]
-    page += [f"* `@{name}`: {what}" for name, what in VARIANTS.items()]
-    page += ["", *_matrix({a: g for a, g in built.items() if "@" in a}, modes)]
-    for status in (Status.WRONG, Status.REFUSED, Status.UNBUILDABLE):
+    plain = VARIANTS.keys() - QUANTISED.keys()
+    for title, names, text in (
+        ("Variants", [name for name in VARIANTS if name in plain], []),
+        ("Quantised", list(QUANTISED), [_QUANTISED, ""]),
+    ):
+        page += [f"## {title}", "", *text]
+        page += [f"* `@{name}`: {VARIANTS[name]}" for name in names]
+        cases = {a: g for a, g in built.items() if a.partition("@")[2] in names}
+        page += ["", *_matrix(cases, modes)]
+    for status in (Status.WRONG, Status.REFUSED, Status.EXACT, Status.UNBUILDABLE):
         page += _reasons(rows, status)
     return page
 
@@ -144,16 +155,17 @@ def _matrix(groups: dict[str, list[Row]], modes: Sequence[str]) -> list[str]:
 
 
 def _reasons(rows: Sequence[Row], status: Status) -> list[str]:
-    """Each reason with the cases that have it; the commonest first."""
+    """Each reason, if there is one, with the cases that have it; the commonest first."""
     cases: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        if row.outcome.status is status:
+        if row.outcome.status is status and row.outcome.reason:
             cases[row.outcome.reason][row.arch].append(row.mode)
     if not cases:
         return []
     title = {
         Status.WRONG: "Wrong: how",
         Status.REFUSED: "Refused: why",
+        Status.EXACT: "Exact: with these remarks",
         Status.UNBUILDABLE: "Unbuildable: why",
     }[status]
     table = [f"## {title}", "", _line("reason", "cases"), "|---|---|"]

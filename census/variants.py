@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from census.quantised_checkpoint import QUANTISED, QUANTISED_CASES, QUANTISED_SIZES
+
 __all__ = ["VARIANTS", "VARIANT_CASES", "split_variant", "vary"]
 
 VARIANTS = {
@@ -10,6 +12,7 @@ VARIANTS = {
     "untied": "tie_word_embeddings off",
     "fp32": "a float32 checkpoint for a bfloat16 model",
     "statedict": "names and layouts of the module's state_dict, not those of save_pretrained",
+    **QUANTISED,
 }
 
 VARIANT_CASES = tuple(
@@ -24,6 +27,7 @@ VARIANT_CASES = tuple(
         " MixtralForCausalLM DeepseekV3ForCausalLM Glm4MoeForCausalLM GptOssForCausalLM"
         " OlmoeForCausalLM Gemma3ForConditionalGeneration Qwen3VLForConditionalGeneration"
         " Qwen3VLMoeForConditionalGeneration",
+        **QUANTISED_CASES,
     }.items()
     for arch in archs.split()
 )
@@ -48,6 +52,8 @@ def vary(config: dict[str, Any], variant: str) -> dict[str, Any]:
     }
     if variant == "vocab250" and "vocab_size" in varied:
         varied["vocab_size"] = 250
+    if variant in QUANTISED:
+        varied |= {key: size for key, size in QUANTISED_SIZES.items() if varied.get(key)}
     if variant in ("tied", "untied"):
         varied["tie_word_embeddings"] = variant == "tied"
     return varied

@@ -18,7 +18,7 @@ from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVPar
 from census.models import Models, vllm_config_of
 from census.modes import Mode
 from census.ranks import play_rank
-from census.vllm_only_configs import STACKED_EXPERTS, vllm_only_config
+from census.vllm_only_configs import FUSED, STACKED_EXPERTS, vllm_only_config
 
 __all__ = ["unfused_weights"]
 
@@ -29,6 +29,7 @@ _FUSED = {
     "qkv_proj": ["q_proj", "k_proj", "v_proj"],
     "gate_up_proj": ["gate_proj", "up_proj"],
     "fused_qkv_a_proj": ["q_a_proj", "kv_a_proj_with_mqa"],
+    "wk_weights_proj": ["wk", "weights_proj"],
 }
 
 
@@ -40,20 +41,25 @@ def unfused_weights(arch: str, folder: Path) -> dict[str, torch.Tensor]:
     model = Models(config).build()
     hf_config: Any = config.model_config.hf_text_config
     tied = getattr(hf_config, "tie_word_embeddings", False)
-    kinds = _unmapped(model, _unfused(model, tied, arch in STACKED_EXPERTS))
+    kinds = _unmapped(model, _unfused(model, tied, arch in STACKED_EXPERTS, arch in FUSED))
     return {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in kinds.items()}
 
 
-def _unfused(model: nn.Module, tied: bool, stacked: bool) -> dict[str, Kind]:
-    fused = _fusions(model)
+def _unfused(model: nn.Module, tied: bool, stacked: bool, keeps_fused: bool) -> dict[str, Kind]:
+    fused = {} if keeps_fused else _fusions(model)
     kinds: dict[str, Kind] = {}
     for name, param in model.named_parameters():
         path, _, leaf = name.rpartition(".")
         shape, dtype = tuple(param.shape), param.dtype
+        vocabulary: Any = getattr(model.get_submodule(path), "org_vocab_size", None)
+        if vocabulary is not None:
+            shape = (vocabulary, *shape[1:])  # without its padding
         if tied and name == "lm_head.weight":
             continue
         if leaf in ("w13_weight", "w2_weight", "w13_bias", "w2_bias"):
-            kinds.update({n: (s, dtype) for n, s in _experts(path, leaf, shape, stacked)})
+            config: Any = getattr(model.get_submodule(path), "moe_config", None)
+            gated = getattr(config, "is_act_and_mul", True)
+            kinds.update({n: (s, dtype) for n, s in _experts(path, leaf, shape, stacked, gated)})
             continue
         parent, _, local = path.rpartition(".")
         parts = fused.get(local, [])
@@ -100,11 +106,16 @@ def _position(shard: Any) -> int:
     return shard if isinstance(shard, int) else {"q": 0, "k": 1, "v": 2}.get(shard, 9)
 
 
-def _experts(path: str, leaf: str, shape: Shape, stacked: bool) -> Iterator[tuple[str, Shape]]:
+def _experts(
+    path: str, leaf: str, shape: Shape, stacked: bool, gated: bool
+) -> Iterator[tuple[str, Shape]]:
     """One tensor an expert and projection, or, stacked, one a projection."""
     base = path.removesuffix(".routed_experts")
     kind = "bias" if leaf.endswith("bias") else "weight"
-    if leaf.startswith("w13"):
+    parts: tuple[str, ...]
+    if leaf.startswith("w13") and not gated:
+        parts, each = ("up_proj",), shape[1:]
+    elif leaf.startswith("w13"):
         parts, each = ("gate_proj", "up_proj"), (shape[1] // 2, *shape[2:])
     else:
         parts, each = ("down_proj",), shape[1:]

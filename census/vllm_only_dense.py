@@ -6,6 +6,15 @@ from census.sizes import HEAD_DIM, HEADS, HIDDEN, INTER, KV_HEADS, LAYERS, POSIT
 
 __all__ = ["DENSE_CONFIGS"]
 
+_GTE: dict[str, Any] = {
+    "hidden_act": "gelu",
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-5,
+    "position_embedding_type": "rope",
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "num_labels": 1,
+}
+
 # By architecture; each is laid over `census.vllm_only_parts.BASE`.
 DENSE_CONFIGS: dict[str, dict[str, Any]] = {
     "ChatGLMModel": {
@@ -23,6 +32,14 @@ DENSE_CONFIGS: dict[str, dict[str, Any]] = {
         "layernorm_epsilon": 1e-5,
         "original_rope": True,
         "seq_length": POSITIONS,
+    },
+    **dict.fromkeys(("GteNewModel", "GteNewForSequenceClassification"), _GTE),
+    "ColBERTJinaRobertaModel": {
+        **_GTE,
+        "position_embedding_type": "rotary",
+        "colbert_dim": 32,
+        "lora_alpha": 1,
+        "lora_rank": 4,
     },
     "ExaoneForCausalLM": {
         "num_layers": LAYERS,

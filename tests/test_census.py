@@ -14,13 +14,14 @@ import torch
 from torch import nn
 
 from census.as_found import Portrait
-from census.comparison import differences, patterns
+from census.comparison import differences, patterns, zeroed
 from census.forks import Forks, Job
 from census.implementations import Implementation
 from census.modes import ALL_MODES, Mode
-from census.outcome import Outcome, Status
+from census.outcome import Outcome, Status, overpulling
 from census.rows import Results, Row
-from census.tables import overpulling, summary, write_tables
+from census.tables import summary, write_tables
+from census.together import ignored, merged
 
 ROOT = Path(__file__).parent.parent
 PUBLISHED = ROOT / "docs" / "model-support.json"
@@ -37,6 +38,8 @@ CUT = (
     "Mamba2ForCausalLM",  # state space
     "GptOssForCausalLM",  # attention sinks
     "Gemma3ForConditionalGeneration",  # multimodal
+    "LlamaForCausalLM@awq",  # quantised, and served
+    "Qwen3MoeForCausalLM@fp8block",  # quantised experts, which no worker serves yet
 )
 
 
@@ -86,6 +89,25 @@ def test_a_damaged_replay_is_wrong(impl: str, damage: str, tmp_path: Path) -> No
     assert ended.returncode == (1 if impl == Implementation.OURS else 0)
 
 
+@pytest.mark.engine
+@pytest.mark.timeout(900)
+def test_all_ranks_together_pull_every_name(tmp_path: Path) -> None:
+    """But for what vLLM's own loaders make nothing of, which is said."""
+    results = tmp_path / "rows.jsonl"
+    archs = "LlamaForCausalLM,Qwen3MoeForCausalLM,BertModel"
+    census("--archs", archs, "--modes", "tp4,ep4", "--results", str(results))
+    found = {(row["arch"], row["mode"]): (row["status"], row["reason"]) for row in rows_in(results)}
+    assert found == {
+        ("LlamaForCausalLM", "tp4"): ("exact", ""),
+        ("Qwen3MoeForCausalLM", "tp4"): ("exact", ""),
+        ("Qwen3MoeForCausalLM", "ep4"): ("exact", ""),
+        ("BertModel", "tp4"): (
+            "exact",
+            "vLLM's own loaders ignore pooler.dense.bias, pooler.dense.weight",
+        ),
+    }
+
+
 # ---- its parts ---------------------------------------------------------------------------------
 
 
@@ -116,6 +138,20 @@ def test_equal_models_do_not_differ_and_every_kind_of_tensor_counts() -> None:
 
 def test_a_zero_of_the_other_sign_differs() -> None:
     assert differences(model(0.0), model(-0.0)) != []
+
+
+def test_zeros_may_be_where_a_load_wrote_nothing() -> None:
+    expected, found = model(), model()
+    for made, value in ((expected, float("nan")), (found, 0.0)):
+        made.get_buffer("scale")[0] = value
+    assert differences(expected, found) == []
+    assert zeroed(expected, found) == ["scale"]
+    assert differences(found, expected) == ["scale has unwritten values"]
+    found.get_buffer("scale")[1] = 5.0
+    assert differences(expected, found) == ["scale has other values"]
+    found.get_buffer("scale")[:2] = torch.tensor([2.0, 1.0])
+    assert differences(expected, found) == ["scale has other values"]
+    assert zeroed(expected, expected) == []
 
 
 def test_phrases_that_differ_in_indices_are_told_once() -> None:
@@ -197,6 +233,32 @@ def row(arch: str, mode: str, status: Status, *, pulled: int = 0, landed: int = 
     return Row(arch, mode, Outcome(status, reason, pulled, landed))
 
 
+def exact(*unread: str, note: str = "") -> Outcome:
+    return Outcome(Status.EXACT, note, 2, 1, frozenset(unread))
+
+
+def test_what_no_rank_reads_is_wrong_unless_a_load_ignores_it() -> None:
+    assert merged([exact("a")]) == exact("a")
+    together = merged([exact("a", "w.1", "w.2"), exact("b", "w.1", "w.2")])
+    assert together == Outcome(Status.EXACT, "", 4, 2, frozenset({"w.1", "w.2"}))
+    lost = ignored(together, ["layer.weight has other values"])
+    assert lost.status is Status.WRONG
+    assert lost.reason.startswith("no rank reads w.# (2 times), and a normal load does: layer.w")
+    kept = ignored(together, [])
+    assert (kept.status, kept.reason) == (
+        Status.EXACT, "vLLM's own loaders ignore w.# (2 times)",
+    )  # fmt: skip
+
+
+def test_the_worst_rank_counts() -> None:
+    refused = Outcome(Status.REFUSED, "because")
+    assert merged([exact(), refused, exact()]) == Outcome(Status.REFUSED, "rank 1: because")
+    unbuildable = Outcome(Status.UNBUILDABLE, "too many")
+    assert merged([exact(), unbuildable]).status is Status.UNBUILDABLE
+    assert merged([unbuildable, refused, Outcome(Status.WRONG, "w")]).reason == "rank 2: w"
+    assert merged([exact(), exact(note="padding")]).reason == "padding"
+
+
 ROWS = [
     row("B", "tp2r1", Status.REFUSED),
     row("B", "tp1r0", Status.EXACT, pulled=100, landed=100),
@@ -236,11 +298,18 @@ def test_the_summary_counts_an_architecture_by_the_ranks_that_can_be_built() -> 
     assert summary(ROWS) == (
         "3 architectures and variants: 1 exact, 1 refused, 0 wrong, 1 unbuildable; 5 cases"
     )
-    assert overpulling(ROWS) == [ROWS[2]]
+
+
+def test_pulling_much_more_than_lands_is_wrong() -> None:
+    assert overpulling(105, 100) == overpulling(0, 0) == ""
+    assert overpulling(106, 100).startswith("pulls 1.06 bytes for each byte that lands")
+    assert overpulling(1, 0).startswith("pulls inf")
 
 
 def test_modes_are_parsed_and_spelled_alike() -> None:
     assert [Mode.parse(str(mode)) for mode in ALL_MODES] == list(ALL_MODES)
-    for wrong in ("tp2", "tp2r2", "pp2r0"):
+    assert Mode.parse("ep4").ranks == tuple(map(Mode.parse, ("ep4r0", "ep4r1", "ep4r2", "ep4r3")))
+    assert Mode.parse("tp2r1").ranks == (Mode.parse("tp2r1"),)
+    for wrong in ("tp0", "tp", "tp2r2", "pp2r0"):
         with pytest.raises(ValueError, match="expected a mode"):
             Mode.parse(wrong)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rdt_bake import record
-from rdt_bake.testing import check_recording
+from rdt_bake import fetch_from, record, replay
+from rdt_bake.testing import check_recording, random_weights
 from rdt_plan import ParamMeta
 
 Pairs = Iterable[tuple[str, Tensor]]
@@ -131,7 +131,7 @@ class Experts(nn.Module):
         self.inner = inner
         self.w13 = nn.Parameter(torch.empty(local, 2 * inner, hidden), requires_grad=False)
         self.w2 = nn.Parameter(torch.empty(local, hidden, inner), requires_grad=False)
-        self.gate_bias = nn.Parameter(torch.empty(num_experts, dtype=torch.float32), False)
+        self.e_score_correction_bias = nn.Parameter(torch.empty(num_experts), requires_grad=False)
         for param in (self.w13, self.w2):
             param.weight_loader = self.load
 
@@ -177,11 +177,11 @@ class Model(nn.Module):
                 _, shard, kind = name.split(".")
                 param = params[f"qkv.{kind}"]
                 param.weight_loader(param, weight, shard)
-            elif name.startswith("experts.") and "gate" not in name:
+            elif name.startswith("experts.") and not name.endswith("bias"):
                 _, expert, shard = name.split(".")
                 param = params["experts.w2" if shard == "w2" else "experts.w13"]
                 param.weight_loader(param, weight, shard, int(expert))
-            elif name == "experts.gate_bias":
+            elif name == "experts.e_score_correction_bias":
                 params[name].data.copy_(weight.to(torch.float32))
             else:
                 param = params[name]
@@ -205,7 +205,7 @@ PARAMS = [
     ParamMeta("out.weight", "float16", (6, 12)),
     *(ParamMeta(f"experts.{e}.{w}", "float32", (5, 6)) for e in range(4) for w in ("w1", "w3")),
     *(ParamMeta(f"experts.{e}.w2", "float32", (6, 5)) for e in range(4)),
-    ParamMeta("experts.gate_bias", "bfloat16", (4,)),
+    ParamMeta("experts.e_score_correction_bias", "bfloat16", (4,)),
     ParamMeta("norm", "float32", (6,)),
     ParamMeta("scale", "float32", ()),
 ]
@@ -287,6 +287,105 @@ def test_interleaved_and_transposed_experts() -> None:
     params = [ParamMeta(name, "bfloat16", (2, 8, 3)) for name in ("gate", "up")]
     recording = check_recording(GatedInterleaved, load, params)
     recording.require_coverage()
+
+
+EXPERTS, INNER, HIDDEN = 4, 6, 5
+
+
+class FusedExperts(nn.Module):
+    """Experts of one rank, which the checkpoint holds in one tensor: gate and up, then down."""
+
+    def __init__(self, rank: int, size: int, expert_parallel: bool, transposed: bool) -> None:
+        super().__init__()
+        self.rank, self.size, self.transposed = rank, size, transposed
+        experts, inner = (EXPERTS // size, INNER) if expert_parallel else (EXPERTS, INNER // size)
+        expert_map = torch.full((EXPERTS,), -1)
+        local = torch.arange(experts)
+        expert_map[local + rank * experts if expert_parallel else local] = local
+        self.register_buffer("expert_map", expert_map)
+        self.cut_inner = not expert_parallel
+        w13, w2 = (experts, 2 * inner, HIDDEN), (experts, HIDDEN, inner)
+        if transposed:  # as some kernels want them: the input dim first
+            w13, w2 = (experts, HIDDEN, 2 * inner), (experts, inner, HIDDEN)
+        self.w13 = nn.Parameter(torch.empty(w13, dtype=torch.bfloat16), requires_grad=False)
+        self.w2 = nn.Parameter(torch.empty(w2, dtype=torch.bfloat16), requires_grad=False)
+
+    def load(self, pairs: Pairs) -> None:
+        for name, weight in pairs:
+            for expert in range(EXPERTS):
+                if (local := self.expert_map[expert].item()) >= 0:
+                    self.load_expert(name, weight[expert], local)
+
+    def load_expert(self, name: str, weight: Tensor, local: int) -> None:
+        into = (self.w13 if name == "gate_up" else self.w2).data[local]
+        if self.transposed:
+            into = into.t()
+        if name == "gate_up":
+            for half, own in zip(weight.chunk(2), into.chunk(2), strict=True):
+                own.copy_(half.chunk(self.size)[self.rank] if self.cut_inner else half)
+        else:
+            into.copy_(weight.chunk(self.size, 1)[self.rank] if self.cut_inner else weight)
+
+
+@pytest.mark.parametrize("expert_parallel", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_experts_fused_in_the_checkpoint(
+    rank: int, transposed: bool, expert_parallel: bool
+) -> None:
+    params = [
+        ParamMeta("gate_up", "bfloat16", (EXPERTS, 2 * INNER, HIDDEN)),
+        ParamMeta("down", "bfloat16", (EXPERTS, HIDDEN, INNER)),
+    ]
+    recording = check_recording(
+        lambda: FusedExperts(rank, 2, expert_parallel, transposed), FusedExperts.load, params
+    )
+    recording.require_coverage()
+    assert not recording.programs
+    assert recording.bytes_pulled == sum(param.num_bytes for param in params) // 2
+
+
+def test_rows_padded_to_a_multiple_of_64_stay_zero() -> None:
+    """A hundred rows in 128: every sync leaves zeros below them, whatever was there."""
+
+    def make() -> VocabEmbedding:
+        model = VocabEmbedding(0, 1, 100, 4)
+        model.weight.data = torch.full((128, 4), 7.0)
+        return model
+
+    def load(model: VocabEmbedding, pairs: Pairs) -> None:
+        for _, weight in pairs:
+            model.load(model.weight, weight)
+
+    params = [ParamMeta("w", "bfloat16", (100, 4))]
+    recording = check_recording(make, load, params)
+    recording.require_coverage()
+    (fill,) = recording.fills
+    assert (fill.offset, fill.shape, fill.value) == (400, (112,), 0.0)
+    replay(recording, model := make(), fetch_from(random_weights(params)))
+    assert model.weight[:100].all() and not model.weight[100:].any()
+
+
+def test_a_scale_that_is_loaded_several_times() -> None:
+    """The last one stays where each overwrites it, the largest where each is compared."""
+
+    class Fused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight_scale = nn.Parameter(torch.ones(1), requires_grad=False)
+            self.input_scale = nn.Parameter(torch.ones(1), requires_grad=False)
+
+    def load(model: Fused, pairs: Pairs) -> None:
+        model.input_scale.data.fill_(torch.finfo(torch.float32).min)
+        for _, scale in pairs:
+            model.weight_scale.data.copy_(scale)
+            model.input_scale.data.copy_(torch.max(model.input_scale.data, scale))
+
+    params = [ParamMeta(f"{name}.scale", "float32", ()) for name in "qkv"]
+    recording = check_recording(Fused, load, params)
+    recording.require_coverage()
+    assert [write.slice.name for write in recording.placements] == ["v.scale"]
+    assert recording.consumed == {"q.scale", "k.scale", "v.scale"}
 
 
 class Block(nn.Module):

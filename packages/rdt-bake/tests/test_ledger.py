@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,11 @@ Pairs = Iterable[tuple[str, Tensor]]
         lambda w: float(w[0, 0]),
         lambda w: bool((w > 0).all()),
         lambda w: w.tolist(),
-        lambda w: w.cpu(),
+        lambda w: w.cpu().tolist(),
+        lambda w: w.to("cpu").numpy(),
+        lambda w: w.numpy(force=True),
+        lambda w: np.asarray(w),
+        lambda w: float(w.cpu()[0, 0]),
         lambda w: w.nonzero(),
         lambda w: w[w > 0],
         lambda w: w.masked_select(w > 0),

@@ -421,3 +421,128 @@ def test_inference_mode_changes_nothing(read: Callable[[Tensor], Any]) -> None:
     expected = outcome()
     with torch.inference_mode():
         assert outcome() == expected
+
+
+# ---- spellings of views --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda w: w.T,
+        lambda w: w.mT[1:3],
+        lambda w: w.t()[2:].t(),
+        lambda w: w.t().unflatten(0, (3, 2)),
+        lambda w: w.t().view(2, 3, 4),
+        lambda w: w.split([1, 3])[1],
+        lambda w: torch.split(w, 2, dim=1)[2],
+        lambda w: w.select(1, 4),
+        lambda w: w[2],
+        lambda w: w[1, 2],
+        lambda w: w[:, 1::2],
+        lambda w: w[..., None, 3:],
+        lambda w: w[0].expand(5, 6),
+        lambda w: w[:, :1].expand(-1, 3),
+        lambda w: w.unflatten(1, (2, 3)).movedim(1, 0),
+        lambda w: w.as_strided((3, 2), (7, 2), 1),
+        lambda w: w.clone()[1:],
+        lambda w: w.T.contiguous()[2],
+        lambda w: w.data[1:].detach(),
+        lambda w: torch.chunk(w, 2, dim=1)[1],
+        lambda w: w.tensor_split(3, 1)[1],
+        lambda w: torch.narrow(w, 1, 2, 3),
+        lambda w: w.unbind(1)[5],
+        lambda w: w.view(torch.int32)[1:].view(torch.float32),
+        lambda w: w[1:3].ravel(),
+        lambda w: w.swapaxes(0, 1).flatten()[4:8],
+        lambda w: w.to(torch.float32)[3],
+        lambda w: w[2:2],
+        lambda w: w[:, 6:],
+        lambda w: w.flatten()[7].view(()),
+    ],
+)
+def test_every_spelling_of_a_view_is_one_copy_of_what_it_shows(
+    view: Callable[[Tensor], Tensor],
+) -> None:
+    """Copied as it is, without a program, and of the weight nothing else is pulled."""
+    params = [ParamMeta("w", "float32", (4, 6))]
+    shown = view(torch.arange(24.0).view(4, 6))
+
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(shown.shape), requires_grad=False)
+
+    recording = check_recording(
+        Holder, lambda m, pairs: [m.weight.data.copy_(view(w)) for _, w in pairs], params
+    )
+    recording.require_coverage()
+    assert not recording.programs and len(recording.writes) == bool(shown.numel())
+    assert recording.consumed == {"w"}
+    assert recording.bytes_pulled == 4 * len(shown.unique())
+
+
+def test_one_weight_seen_as_two_dtypes() -> None:
+    """Packed bytes, of which some are scales: two slices of one name, each in its own dtype."""
+
+    class Unpacked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.numbers = nn.Parameter(torch.zeros(4, 8, dtype=torch.uint8), requires_grad=False)
+            self.scales = nn.Parameter(torch.zeros(4, 2), requires_grad=False)
+
+    def load(model: Unpacked, pairs: Pairs) -> None:
+        for _, packed in pairs:
+            model.numbers.data.copy_(packed[:, :8])
+            model.scales.data.copy_(packed[:, 8:].view(torch.float32))
+
+    recording = check_recording(Unpacked, load, [ParamMeta("w", "uint8", (4, 16))])
+    recording.require_coverage()
+    slices = [write.slice for write in recording.placements]
+    assert [(each.name, each.dtype, each.offset) for each in slices] == [
+        ("w", "uint8", 0),
+        ("w", "float32", 2),
+    ]
+    assert recording.bytes_pulled == 64
+
+
+def test_one_region_that_lands_in_two_parameters_is_pulled_once() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 2, bias=False)
+            self.second = nn.Linear(2, 4, bias=False)
+
+    def load(model: Twice, pairs: Pairs) -> None:
+        for _, weight in pairs:
+            model.first.weight.data.copy_(weight[:2])
+            model.second.weight.data.copy_(weight.narrow(0, 0, 2).t())
+
+    torch.manual_seed(0)
+    recording = check_recording(Twice, load, TOY_WEIGHTS)
+    recording.require_coverage()
+    assert len(recording.placements) == 2 and recording.bytes_pulled == 2 * 4 * 4
+
+
+def test_copies_that_bypass_a_parameters_own_loader_are_seen() -> None:
+    """The memory says what is written: through the parameter, a view kept of it, or its data."""
+
+    class Guarded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(4, 4), requires_grad=False)
+            self.weight.weight_loader = self.never
+
+        def never(self, param: nn.Parameter, weight: Tensor) -> None:
+            raise AssertionError("the loader of the parameter is not asked")
+
+    def load(model: Guarded, pairs: Pairs) -> None:
+        for _, weight in pairs:
+            held = model.weight.data
+            model.weight[0] = weight[0]
+            held.unbind()[1].copy_(weight[1])
+            model.get_parameter("weight").detach()[2:].copy_(weight[2:])
+
+    recording = check_recording(Guarded, load, TOY_WEIGHTS)
+    recording.require_coverage()
+    assert len(recording.placements) == 3 and not recording.programs

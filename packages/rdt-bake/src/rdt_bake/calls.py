@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from rdt_bake.derivation import COPIES
+from rdt_bake.destinations import DestinationStorage
 from rdt_bake.errors import ComputedValueError, DataDependentError
 from rdt_bake.ledger import Ledger
 from rdt_bake.lost_values import LostValueError
@@ -39,12 +39,16 @@ class Calls:
 
     def read_value(self, func: Any, args: _Args, kwargs: _Kwargs) -> Any:
         """What ``func``, which turns tensors into Python values, returns for known ones."""
-        inputs = self._ledger.keyed(args, kwargs)
-        if not inputs:
-            return func(*args, **kwargs)
-        if all(self._ledger.is_constant(origin) for _, origin in inputs):
-            return func(*self._ledger.real(args), **self._ledger.real(kwargs))
-        self.refuse_value(func, inputs)
+        ledger = self._ledger
+        if not kwargs and len(args) == 1 and isinstance(args[0], Tensor):  # `.item()`: a loader may ask a map for each expert
+            origin = ledger.origin(args[0])
+            if type(origin) is DestinationStorage and ledger.is_constant(origin):
+                return func._op(ledger.real_view(args[0], origin))
+        inputs = ledger.keyed(args, kwargs)
+        for _, origin in inputs:
+            if not ledger.is_constant(origin):
+                self.refuse_value(func, inputs)
+        return func(*ledger.real(args), **ledger.real(kwargs))
 
     def _failed(self, func: Any, args: _Args, kwargs: _Kwargs, error: Exception) -> Any:
         """An operation that meta tensors do not have, or not together with real ones.
@@ -70,15 +74,19 @@ class Calls:
             weight=ledger.weight_of(inputs),
         )
 
+    def ask_who_moves(self, func: Any) -> NoReturn:
+        """Has the recording run again under `LostValues`, for a weight that goes to the CPU.
+
+        ``.tolist()`` and its like do that, to read it; a loader that merely moves it need not.
+        """
+        self._ledger.refuse(LostValueError, f"{func} moves it to the CPU", func)
+
     def refuse_value(self, func: Any, inputs: list[tuple[Tensor, Origin]]) -> NoReturn:
         """Raises `DataDependentError`, naming weight, operation and line."""
-        asks = "asks for values"
-        if func in COPIES:
-            asks = "moves it to the CPU (rather than to the parameter's device) for its values"
         self._ledger.refuse(
             DataDependentError,
-            f"{func} {asks}, and a recording has none: it runs once, before any weight is there; "
-            "decide by names, shapes and dtypes",
+            f"{func} asks for values, and a recording has none: it runs once, before any weight is "
+            "there; decide by names, shapes and dtypes",
             func,
             weight=self._ledger.weight_of(inputs),
         )

@@ -13,11 +13,11 @@ from rdt_bake.origins import Constant, Copied, Origin, Source
 from rdt_bake.selections import SELECTIONS, progressions, selection
 from rdt_bake.tensors import first_element
 
-__all__ = ["COPIES", "EMPTY", "derived", "fresh"]
+__all__ = ["EMPTY", "derived", "fresh"]
 
 _aten = torch.ops.aten
 
-COPIES = frozenset({_aten.clone.default, _aten._to_copy.default, _aten.alias_copy.default})
+_COPIES = frozenset({_aten.clone.default, _aten._to_copy.default, _aten.alias_copy.default})
 """Operations whose result is their argument's elements, at most cast."""
 
 EMPTY = frozenset(
@@ -39,7 +39,7 @@ def derived(
 
     None when its values have to be computed.
     """
-    if func in COPIES:
+    if func in _COPIES:
         if isinstance(origin, Constant):
             return constant(element_of(origin, view.dtype), tensor)
         return _copied(func, view, origin, tensor, _beside(tensor, view.stride()))
@@ -53,7 +53,7 @@ def derived(
 def fresh(func: Any, args: tuple[Any, ...], tensor: Tensor) -> Constant | None:
     """The same for a new meta storage that ``func`` made of no tensor that stands for anything."""
     value: Any = factory_value(func, args)
-    if func in COPIES and not args[0].is_meta:
+    if func in _COPIES and not args[0].is_meta:
         value = uniform_element(args[0])
     return constant(value, tensor)
 

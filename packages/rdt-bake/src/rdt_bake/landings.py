@@ -16,7 +16,7 @@ from rdt_bake.source_regions import SourceRegion
 from rdt_bake.tensors import dtype_name, first_element
 from rdt_plan import Fill, Placement, Slice, Write, canonical, contiguous_stride
 
-__all__ = ["Landing", "region_of", "settled_writes"]
+__all__ = ["Ints", "Landing", "joined", "region_of", "settled_writes"]
 
 Ints = tuple[int, ...]
 
@@ -61,7 +61,7 @@ class Landing:
         value: bool | int | float,
     ) -> "Landing":
         """A fill of the view ``into``."""
-        dims = _joined(into.shape, into.stride(), (0,) * into.ndim)
+        dims = joined(into.shape, into.stride(), (0,) * into.ndim)
         return cls(storage, into.dtype, first_element(into), *dims[:2], weight, value, _BYTE, 0, ())
 
     @classmethod
@@ -69,7 +69,7 @@ class Landing:
         cls, storage: DestinationStorage, into: Tensor, weight: str, value: Tensor
     ) -> "Landing":
         """A copy to the view ``into`` from ``value``, a view of the source, of the same shape."""
-        shape, stride, read = _joined(into.shape, into.stride(), value.stride())
+        shape, stride, read = joined(into.shape, into.stride(), value.stride())
         return cls(
             storage,
             into.dtype,
@@ -90,7 +90,7 @@ class Landing:
         """A copy to the part of the view ``into`` that ``region`` lies beside."""
         steps = into.stride()
         own = tuple(steps[axis] * step for axis, step in region.steps)
-        shape, stride, read = _joined(region.shape, own, region.stride)
+        shape, stride, read = joined(region.shape, own, region.stride)
         return cls(
             storage,
             into.dtype,
@@ -115,7 +115,7 @@ class Landing:
     def within(self, region: Region) -> "list[Landing] | None":
         """The parts that land in ``region``, a subset in elements; None if those are too many."""
         if self.is_fill:
-            shape, stride, _ = _joined(region.shape, region.stride, (0,) * len(region.shape))
+            shape, stride, _ = joined(region.shape, region.stride, (0,) * len(region.shape))
             return [replace(self, offset=region.offset, shape=shape, stride=stride)]
         try:
             layout = Layout(self.shape, self.stride)
@@ -130,7 +130,7 @@ class Landing:
         """What lands in ``piece``, a part of ``region``."""
         own = tuple(region.stride[axis] * step for axis, step in piece.steps)
         there = tuple(_dot(move, self.source_stride) for move in piece.moves)
-        shape, stride, read = _joined(piece.shape, own, there)
+        shape, stride, read = joined(piece.shape, own, there)
         return replace(
             self,
             offset=region.offset + _dot(piece.start, region.stride),
@@ -173,7 +173,7 @@ class Landing:
 
 
 @lru_cache(maxsize=4096)
-def _joined(shape: Ints, stride: Ints, source_stride: Ints) -> tuple[Ints, Ints, Ints]:
+def joined(shape: Ints, stride: Ints, source_stride: Ints) -> tuple[Ints, Ints, Ints]:
     """The same elements in the source's own order, in as few dims as both sides allow."""
     dims = [d for d in zip(shape, stride, source_stride, strict=True) if d[0] != 1]
     dims.sort(key=lambda d: (d[2] == 0, d[2], d[1]), reverse=True)
@@ -213,7 +213,7 @@ def settled_writes(
     items |= {landing.dtype.itemsize for _, landing in landings}
     unit = items.pop() if len(items) == 1 else 1
     own = [landing for _, landing in landings]
-    regions = [landing.region(unit) for landing in own]
+    regions = [region_of(x.dtype, x.offset, x.shape, x.stride, unit) for x in own]
     wanted = [d for d in destinations if d.kind == "parameter"]
     inside = {id(d): region_of(d.dtype, d.offset, d.shape, d.stride, unit) for d in destinations}
     owners = [

@@ -10,6 +10,7 @@ from rdt_bake.errors import DataDependentError, RecordError, UnsupportedTensorEr
 from rdt_bake.frames import loader_line
 from rdt_bake.landings import Landing
 from rdt_bake.origins import Computed, Constant, Copied, Source
+from rdt_bake.passed_on import passed_on
 from rdt_bake.tensors import first_element, geometry, has_storage
 from rdt_bake.trace import Trace
 from rdt_bake.twins import MetaTwins
@@ -68,7 +69,7 @@ class Ledger(Trace):
             self.consumed.add(origin.weight)  # a copy of no elements at all
         if not self.may_land(storage, into, op):
             return
-        if not has_storage(value):
+        if origin is None and not has_storage(value):
             self.refuse(UnsupportedTensorError, f"it is of layout {value.layout}", op, storage)
         if value.shape != into.shape:
             value = value.expand(into.shape)
@@ -84,8 +85,19 @@ class Ledger(Trace):
             return
         elif origin is None or self.is_constant(origin):
             self._land_element(storage, into, value, uniform_element(self.real(value)))
+        elif type(origin) is DestinationStorage and origin is not storage:
+            self._land_passed_on(storage, into, value, origin)
         else:
             self.note_copy(storage, into, value)
+
+    def _land_passed_on(
+        self, storage: DestinationStorage, into: Tensor, value: Tensor, origin: DestinationStorage
+    ) -> None:
+        found = passed_on(self.landings, origin, storage, into, value)
+        if found is None:
+            self.note_copy(storage, into, value)
+        for landing in found or ():
+            self._landed(landing)
 
     def _land_element(
         self, storage: DestinationStorage, into: Tensor, value: Tensor, element: Tensor | None

@@ -32,6 +32,7 @@ _SHARES = frozenset(
         Tensor.share_memory_,
     }
 )
+_READS = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__})
 _LOOKS = _SHARES | {Tensor.tolist, Tensor.__deepcopy__, Tensor.__reduce_ex__, Tensor.__repr__}
 
 
@@ -43,7 +44,8 @@ class LostValues(TorchFunctionMode):
     """While active, lists and arrays of numbers become tensors on the CPU.
 
     It also sees who looks at the memory of a loader's own real tensors, without any operation:
-    weights that were copied into these are not there.
+    weights that were copied into these are not there. And it tells who moves a weight to the CPU
+    from who reads it.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -55,7 +57,7 @@ class LostValues(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _LOOKS and isinstance(args[0], Tensor) and not args[0].is_meta:
+        if func in _LOOKS and isinstance(args[0], Tensor):
             self._look(func, args[0])
         if func in _INDEXED:
             index = args[1]
@@ -71,15 +73,19 @@ class LostValues(TorchFunctionMode):
     def _look(self, func: Any, tensor: Tensor) -> None:
         ledger = self._ledger
         origin, own = ledger.origin(tensor), ledger.own_tensors.get(tensor)
-        if origin is None and own is not None and func in _SHARES:
-            own.is_shared = True
-        if type(origin) is Computed:
+        if tensor.is_meta:
+            is_read = func in _READS and origin is not None and not ledger.is_constant(origin)
+        else:
+            is_read = type(origin) is Computed
+            if origin is None and own is not None and func in _SHARES:
+                own.is_shared = True
+        if is_read and origin is not None:
             ledger.refuse(
                 DataDependentError,
                 f"{func.__name__} looks at values, and a recording has none: it runs once, before "
                 "any weight is there; use torch's operations",
                 func.__name__,
-                weight=origin.weight,
+                weight=ledger.weight_of([(tensor, origin)]),
             )
 
 

@@ -1,7 +1,7 @@
 """Recording a model's own weight loaders, once, without any weight."""
 
 import gc
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import GeneratorType
 from typing import Any
@@ -50,8 +50,8 @@ def record(
     one that is a list, tuple or dict: what a loader writes there stays. Call it on the thread that
     may use the model, with no forward in flight and no ``torch.device`` context active (that slows
     every operation of the load); a loader must use tensors on this thread alone. The garbage
-    collector of the process is paused meanwhile. A loader that indexes weights by lists, or copies
-    them into CPU tensors of its own, runs twice.
+    collector of the process is paused meanwhile. A loader that indexes weights by lists, moves them
+    to the CPU, or copies them into CPU tensors of its own, runs twice.
 
     Args:
         model: its tensors may be real or on meta.
@@ -98,7 +98,7 @@ def _recorded(
         writes=writes,
         programs=cut.programs,
         consumed=frozenset(ledger.consumed),
-        ignored=tuple(name for name in sources if name not in ledger.consumed),
+        ignored=tuple(name for name in ledger.sources if name not in ledger.consumed),
         aliases=_aliases(twins),
         uncovered=tuple(each for each in lacking if not exempt(each.module, each.param)),
     )
@@ -128,11 +128,11 @@ def _sources(params: Sequence[ParamMeta]) -> dict[str, Tensor]:
     return sources
 
 
-def _load(load_weights: LoadWeights, sources: Mapping[str, Tensor], ledger: Ledger) -> None:
+def _load(load_weights: LoadWeights, sources: dict[str, Tensor], ledger: Ledger) -> None:
     def hand_out() -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in sources.items():
+        for name in ledger.sources:
             ledger.current = name
-            yield name, tensor
+            yield name, sources.pop(name)  # only its storage is needed afterwards
 
     try:
         with Recorder(ledger):

@@ -178,8 +178,8 @@ class Recorder(TorchDispatchMode):
             return self._plain(func, args, kwargs)
         if self._ledger.is_constant(origin):
             return func(*self._ledger.real(args), **kwargs)
-        if args[0].is_meta and device.type == "cpu":  # .tolist() and .numpy() come by here
-            self._calls.refuse_value(func, [(args[0], origin)])
+        if args[0].is_meta and device.type == "cpu" and not self._ledger.sees_calls:
+            self._calls.ask_who_moves(func)
         return self._plain(func, args, {**kwargs, "device": torch.device("meta")})
 
     # -- operations that write --------------------------------------------------------------------

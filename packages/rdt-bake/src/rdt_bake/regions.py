@@ -6,10 +6,10 @@ then cuts overlapping boxes into disjoint ones and says which regions each belon
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, product
 from math import prod
+from typing import NamedTuple
 
 from rdt_bake.layouts import Layout, join_dims
 
@@ -19,8 +19,7 @@ Box = tuple[tuple[int, int], ...]
 """Half-open ranges of digits, most significant first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
+class Region(NamedTuple):
     """A strided set of positions; the order of its dims means nothing.
 
     Attributes:
@@ -59,8 +58,11 @@ class Region:
     @property
     def is_run(self) -> bool:
         """Whether it is one gapless range (of a normal region)."""
-        return _reach(self.shape, self.stride) == self.numel
+        return self.stride in _RUNS
 
+
+_RUNS = ((), (1,))
+"""The strides of a normal region without gaps."""
 
 # The regions of a model have few geometries between them, so each is worked out once.
 

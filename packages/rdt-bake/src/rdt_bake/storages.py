@@ -9,7 +9,7 @@ from rdt_bake.destinations import DestinationStorage
 from rdt_bake.frames import loader_line
 from rdt_bake.origins import Computed, Constant, Copied, Origin, Source
 from rdt_bake.own_tensors import OwnTensors
-from rdt_bake.tensors import first_element, has_storage, storage_key, tensors_in
+from rdt_bake.tensors import first_element, tensors_in
 from rdt_bake.twins import MetaTwins
 from rdt_plan import ParamMeta
 
@@ -38,8 +38,9 @@ class Storages:
 
     def assign(self, tensor: Tensor, origin: Origin) -> None:
         """Says what the tensor's storage stands for from now on, and keeps it alive."""
-        self.origins[storage_key(tensor)] = origin
-        self._alive.append(tensor.untyped_storage())
+        storage = tensor.untyped_storage()
+        self.origins[storage._cdata] = origin
+        self._alive.append(storage)
 
     def add_source(self, meta: ParamMeta, tensor: Tensor) -> None:
         """Says that the tensor is the whole source that ``meta`` describes."""
@@ -48,7 +49,9 @@ class Storages:
 
     def origin(self, tensor: Tensor) -> Origin | None:
         """What the tensor's storage stands for; None for a stranger's."""
-        return self.origins.get(storage_key(tensor)) if has_storage(tensor) else None
+        if tensor.layout is not torch.strided:
+            return None
+        return self.origins.get(tensor.untyped_storage()._cdata)
 
     def keyed(self, *values: Any) -> list[tuple[Tensor, Origin]]:
         """The tensors among ``values`` that stand for something."""
@@ -61,7 +64,7 @@ class Storages:
             type(origin) is DestinationStorage
             and origin.is_real
             and not origin.written
-            and all(d.kind != "parameter" for d in origin.destinations)
+            and origin.destinations[0].kind != "parameter"  # those come first
         )
 
     def real(self, value: Any) -> Any:
@@ -70,18 +73,25 @@ class Storages:
             origin = self.origin(value)
             if type(origin) is not DestinationStorage or not self.is_constant(origin):
                 return value
-            origin.read_at = loader_line()
-            original = origin.destinations[0].original
-            if not value.is_meta:
-                return value
-            return torch.empty(0, dtype=value.dtype, device=original.device).set_(
-                original.untyped_storage(), first_element(value), value.shape, value.stride()
-            )
+            return self.real_view(value, origin)
         if isinstance(value, dict):
             return {key: self.real(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
             return type(value)(map(self.real, value))
         return value
+
+    def real_view(self, value: Tensor, origin: DestinationStorage) -> Tensor:
+        """The model's own values, now read, that ``value`` sees of ``origin``, a constant."""
+        origin.read_at = origin.read_at or loader_line()
+        if not value.is_meta:
+            return value
+        original = origin.destinations[0].original
+        offset, shape, stride = first_element(value), value.shape, value.stride()
+        if type(original) is Tensor and original.dtype == value.dtype:
+            return original.as_strided(shape, stride, offset)
+        return torch.empty(0, dtype=value.dtype, device=original.device).set_(
+            original.untyped_storage(), offset, shape, stride
+        )
 
     def on_meta(self, func: Any, value: Any) -> Any:
         """``value`` with meta tensors for real ones, but for masks, whose values make a shape."""

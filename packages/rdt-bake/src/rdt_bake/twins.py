@@ -7,6 +7,7 @@ theirs: they may be the whole program's, as a configuration or a process group i
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from operator import is_
 from types import TracebackType
 from typing import Any
 
@@ -75,9 +76,10 @@ class MetaTwins:
         todo: list[Any] = [module for _, module in module_paths(self._model)]
         todo += [place.tensor for place in found]
         seen: set[int] = set()
+        leaves: set[type] = set()  # nearly all that there is: names, numbers, functions
         while todo:
             held = todo.pop()
-            if id(held) in seen:
+            if type(held) in leaves or id(held) in seen:
                 continue
             if isinstance(held, (torch.Tensor, nn.Module)):
                 seen.add(id(held))
@@ -92,18 +94,22 @@ class MetaTwins:
                 todo += self._note(held)
                 if type(held) not in _CONTAINERS:
                     todo.append(getattr(held, "__dict__", None))
+            else:
+                leaves.add(type(held))
 
     def _note(self, held: Any) -> list[Any]:
         """Remembers the contents of a container, and returns them.
 
         By its builtin class's own methods: those of a subclass may do more, or refuse.
         """
-        kind = next(kind for kind in _CONTAINERS if isinstance(held, kind))
+        kind = type(held)
+        if kind not in _CONTAINERS:
+            kind = next(each for each in _CONTAINERS if isinstance(held, each))
         before = _contents(kind, held)
 
         def undo() -> None:
             now = _contents(kind, held)
-            if len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True)):
+            if len(now) == len(before) and all(map(is_, now, before)):
                 return
             kind.clear(held)
             if issubclass(kind, dict):
