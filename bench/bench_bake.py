@@ -1,22 +1,25 @@
-"""Recording Qwen3-235B-A22B against vLLM's own recorder: one table, then one JSON line.
+"""Recording full-size models against vLLM's own recorder: a row each, then one JSON line.
 
-Both run the loaders of one model, one of eight tensor-parallel ranks on the meta device, over its
-36,945 names, turn by turn in one process; then both build a plan of what they recorded. Ratios are
-of medians of process CPU time. The peak is that of anonymous memory, in a forked process of each.
+Both run the loaders of one model, one of eight ranks on the meta device, over all names of its
+checkpoint, turn by turn in one process, a process a model; then both build a plan of what they
+recorded. Ratios are of medians of process CPU time. The peak is that of anonymous memory, in a
+forked process of each.
 """
 
 import gc
 import json
 import multiprocessing
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
 from statistics import median
 from threading import Event, Thread
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import torch
 import typer
@@ -24,7 +27,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from bench.full_size_model import build_model, weights
+from bench.full_size_model import build_model
+from bench.published_sizes import PUBLISHED_SIZES, PublishedSize, weights
+from census.modes import Mode
+from census.startup import prepare_process
 from rdt_bake import Recording, record
 from rdt_plan import (
     ConsumerId,
@@ -36,10 +42,12 @@ from rdt_plan import (
     item_bytes,
 )
 
-NUM_LAYERS = 94
+MODES = ("tp8r0", "ep8r0")
 SAMPLE_SECONDS = 0.005
-PEAK_SECONDS = 120.0
+CASE_SECONDS = 900.0
 PAGE_BYTES = 4096
+
+Result = TypeVar("Result")
 
 
 class StockRecorder:
@@ -75,8 +83,8 @@ class StockRecorder:
         return self._engine._build_call_plan(self._names, self._group_lens)
 
     @property
-    def num_names(self) -> int:
-        return len(self._engine._name_to_plan)
+    def consumed(self) -> set[str]:
+        return set(self._engine._name_to_plan)
 
 
 class Bench:
@@ -107,11 +115,14 @@ class Bench:
         return manifest
 
     def check(self, recording: Recording, plan: SyncPlan, stock_plan: Any) -> None:
-        """Refuse to compare unless both read the same bytes of all names, and cover the model."""
+        """Refuse to compare unless both read the same bytes of the same names, and all is there.
+
+        Only experts that live on other ranks are left out.
+        """
         recording.require_coverage()
-        expected = {param.name for param in self._params}
-        assert recording.consumed == expected, expected ^ recording.consumed
-        assert self.stock.num_names == len(expected), self.stock.num_names
+        assert recording.consumed == self.stock.consumed, recording.consumed ^ self.stock.consumed
+        assert all(".experts." in name for name in recording.ignored), recording.ignored
+        assert len(recording.consumed) + len(recording.ignored) == len(self._params)
         landed = sum(prod(write.shape) * item_bytes(write.dtype) for write in recording.writes)
         held = sum(p.numel() * p.element_size() for p in self._model.parameters())
         assert landed == held, (landed, held)
@@ -121,70 +132,41 @@ class Bench:
         assert 0 <= padding < 16 * num_keys, padding
 
 
-def cpu_seconds(action: Callable[[], Any]) -> tuple[float, Any]:
-    """Process CPU time, and what ``action`` returned; garbage of earlier turns is gone by then."""
-    gc.collect()
-    start = time.process_time()
-    result = action()
-    return time.process_time() - start, result
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one model gave.
+
+    Attributes:
+        num_names: names in its checkpoint.
+        record_seconds, stock_seconds, alone_seconds: process CPU time of our recording, of the
+            stock one, and of the loaders alone.
+        bake_ratio, plan_ratio: stock over ours.
+        bound_ratio: stock over the loaders alone, which no recorder can exceed.
+        peak_memory_ratio: ours over stock.
+    """
+
+    num_names: int
+    record_seconds: float
+    stock_seconds: float
+    alone_seconds: float
+    bake_ratio: float
+    bound_ratio: float
+    plan_ratio: float
+    peak_memory_ratio: float
 
 
-def peak_bytes(action: Callable[[], Any]) -> int:
-    """How far anonymous memory grows while ``action`` runs, in a process forked for it."""
-    context = multiprocessing.get_context("fork")
-    receive, send = context.Pipe(duplex=False)
-    process = context.Process(target=_send_peak, args=(action, send), daemon=True)
-    process.start()
-    send.close()
-    if not receive.poll(PEAK_SECONDS):
-        process.kill()
-        raise TimeoutError(f"waited {PEAK_SECONDS} s for the peak memory of {action}")
-    peak = receive.recv()
-    process.join(PEAK_SECONDS)
-    return peak
-
-
-def _send_peak(action: Callable[[], Any], send: Any) -> None:
-    gc.collect()
-    before = peak = _anonymous_bytes()
-    done = Event()
-
-    def sample() -> None:
-        nonlocal peak
-        while not done.wait(SAMPLE_SECONDS):
-            peak = max(peak, _anonymous_bytes())
-
-    sampler = Thread(target=sample)
-    sampler.start()
-    result = action()
-    done.set()
-    sampler.join()
-    send.send(max(peak - before, _anonymous_bytes() - before, PAGE_BYTES))
-    del result
-
-
-def _anonymous_bytes() -> int:
-    """Memory of this process that is no file's, so that code read in late does not count."""
-    status = Path("/proc/self/status").read_text().splitlines()
-    fields = dict(line.split(":", 1) for line in status)
-    return int(fields["RssAnon"].split()[0]) << 10
-
-
-def main(
-    pairs: Annotated[int, typer.Option(min=1, help="turns of each recorder")] = 5,
-    layers: Annotated[int, typer.Option(min=1, help="layers of the model")] = NUM_LAYERS,
-) -> None:
-    """Record, plan, check that both did the same work, and print ratios of stock to ours."""
+def measured(sizes: PublishedSize, mode: Mode, pairs: int) -> Row:
+    """Record, plan, check that both did the same work; once a process."""
     from vllm.config import set_current_vllm_config
 
-    torch.set_num_threads(1)
-    params = weights(layers)
+    params = weights(sizes)
     with tempfile.TemporaryDirectory() as folder:
-        model, config = build_model(Path(folder), layers)
+        model, config = build_model(Path(folder), sizes, mode)
     with set_current_vllm_config(config), torch.no_grad():
         bench = Bench(model, params)
         bench.load()  # what the loaders import and remember counts for nobody
-        our_peak, stock_peak = peak_bytes(bench.record), peak_bytes(bench.stock.record)
+        our_peak = in_fork(partial(peak_bytes, bench.record))
+        stock_peak = in_fork(partial(peak_bytes, bench.stock.record))
         ours, stock, alone, our_plan, stock_plan = [], [], [], [], []
         for turn in range(pairs):
             alone.append(cpu_seconds(bench.load)[0])
@@ -201,26 +183,105 @@ def main(
             seconds, theirs = cpu_seconds(bench.stock.build_plan)
             stock_plan.append(seconds)
             bench.check(recording, plan, theirs)
-
-    table = Table(
-        "median of process CPU time", "ours", "stock", "stock / ours", "the loaders alone"
+    return Row(
+        num_names=len(params),
+        record_seconds=median(ours),
+        stock_seconds=median(stock),
+        alone_seconds=median(alone),
+        bake_ratio=round(median(stock) / median(ours), 2),
+        bound_ratio=round(median(stock) / median(alone), 2),
+        plan_ratio=round(median(stock_plan) / median(our_plan), 2),
+        peak_memory_ratio=round(our_peak / stock_peak, 2),
     )
-    for what, mine, other, limit in (
-        ("record", ours, stock, f"{median(alone):.3f} s"),
-        ("build the plan", our_plan, stock_plan, ""),
-    ):
-        own, its = median(mine), median(other)
-        table.add_row(what, f"{own:.3f} s", f"{its:.3f} s", f"{its / own:.2f}", limit)
-    mebibytes = [f"{peak / (1 << 20):.0f} MiB" for peak in (our_peak, stock_peak)]
-    table.add_row("peak memory of recording", *mebibytes, f"{stock_peak / our_peak:.2f}", "")
-    Console().print(f"{len(params)} names, median of {pairs} alternating pairs")
-    Console().print(table)
-    ratios = {
-        "bake_ratio": round(median(stock) / median(ours), 2),
-        "plan_ratio": round(median(stock_plan) / median(our_plan), 2),
-        "peak_memory_ratio": round(our_peak / stock_peak, 2),
-    }
-    print(json.dumps({"bench": "bake", **ratios}))
+
+
+def cpu_seconds(action: Callable[[], Any]) -> tuple[float, Any]:
+    """Process CPU time, and what ``action`` returned; garbage of earlier turns is gone by then."""
+    gc.collect()
+    start = time.process_time()
+    result = action()
+    return time.process_time() - start, result
+
+
+def in_fork(action: Callable[[], Result]) -> Result:
+    """What ``action`` returns in a process forked for it."""
+    context = multiprocessing.get_context("fork")
+    receive, send = context.Pipe(duplex=False)
+    process = context.Process(target=lambda: send.send(action()))
+    process.start()
+    send.close()
+    try:
+        if not receive.poll(CASE_SECONDS):
+            raise TimeoutError(f"waited {CASE_SECONDS} s for {action}")
+        result = receive.recv()  # an `EOFError` if it failed; it has said why
+    except BaseException:
+        process.kill()
+        raise
+    process.join(CASE_SECONDS)
+    return result
+
+
+def peak_bytes(action: Callable[[], Any]) -> int:
+    """How far anonymous memory of this process grows while ``action`` runs."""
+    gc.collect()
+    before = peak = _anonymous_bytes()
+    done = Event()
+
+    def sample() -> None:
+        nonlocal peak
+        while not done.wait(SAMPLE_SECONDS):
+            peak = max(peak, _anonymous_bytes())
+
+    sampler = Thread(target=sample)
+    sampler.start()
+    result = action()
+    done.set()
+    sampler.join()
+    peak = max(peak, _anonymous_bytes())
+    del result
+    return max(peak - before, PAGE_BYTES)
+
+
+def _anonymous_bytes() -> int:
+    """Memory of this process that is no file's, so that code read in late does not count."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in status)
+    return int(fields["RssAnon"].split()[0]) << 10
+
+
+def main(
+    models: Annotated[str, typer.Option(help="which, by commas")] = ",".join(PUBLISHED_SIZES),
+    modes: Annotated[str, typer.Option(help="ranks of layouts, by commas")] = ",".join(MODES),
+    pairs: Annotated[int, typer.Option(min=1, help="turns of each recorder")] = 5,
+    layers: Annotated[int, typer.Option(min=0, help="of each model; 0 is all")] = 0,
+) -> None:
+    """Print a row for each model in each layout, and one JSON line of all ratios."""
+    prepare_process()
+    columns = ("model", "rank", "names", "ours", "stock", "loaders")
+    table = Table(*columns, "record", "bound", "plan", "peak", padding=(0, 0))
+    found: dict[str, dict[str, float]] = {}
+    for name in models.split(","):
+        sizes = PUBLISHED_SIZES[name]
+        for mode in modes.split(","):
+            cut = replace(sizes, layers=layers or sizes.layers)
+            row = in_fork(partial(measured, cut, Mode.parse(mode), pairs))
+            seconds = (row.record_seconds, row.stock_seconds, row.alone_seconds)
+            ratios = {key: value for key, value in asdict(row).items() if key.endswith("_ratio")}
+            found[f"{name}:{mode}"] = ratios
+            print(f"{name}:{mode}: {ratios}", file=sys.stderr, flush=True)
+            table.add_row(
+                name,
+                mode,
+                str(row.num_names),
+                *(f"{each:.2f} s" for each in seconds),
+                *(f"{each:.2f}" for each in ratios.values()),
+            )
+    console = Console()
+    console.print(f"CPU time, medians of {pairs} alternating pairs: recording by ours, by stock,")
+    console.print("and the loaders alone; stock / ours, and for bound stock / the loaders alone;")
+    console.print("peak memory is ours / stock")
+    console.print(table)
+    print(json.dumps({"bench": "bake", "models": found}))
 
 
 if __name__ == "__main__":

@@ -40,9 +40,9 @@ from bench.parallel_model import NUM_WORKERS, Model
 from bench.sync_worker import plan_of, serve_worker
 from bench.tally import Spent, Stages, Tally, blame
 from bench.thread_time import cpu_seconds
-from bench.ucx_transport import log_transports, read_transport
 from rdt_plan import SyncPlan
 from rdt_transport import JobSettings, Producer, ProgressThread, RendezvousClient, host_local
+from rdt_transport.doctor.ucx_report import log_transports, read_transport
 from rdt_transport.pack import PackList
 from rdt_transport.wire.base import Region
 from rdt_transport.wire.nixl import NixlWire

@@ -78,7 +78,7 @@ def main() -> None:
 
     def prepare(num_bytes: int) -> ReadHandle:
         local = Region(target.data_ptr(), num_bytes)
-        return wire.prepare_read(peer.name, local, Region(remote.address, num_bytes))
+        return wire.prepare_read(peer.name, [(local, Region(remote.address, num_bytes))])
 
     def round_trip() -> None:
         wire.notify(peer.name, b"echo")

@@ -137,7 +137,7 @@ class _Worker:
         def prepare(wire: Wire) -> None:
             wire.register([self._packed])
             wire.connect(peer, SECONDS)  # again: it has registered more by now
-            self._handle = handle = wire.prepare_read(peer.name, local, remote)
+            self._handle = handle = wire.prepare_read(peer.name, [(local, remote)])
             self._progress.own(handle, self._bulk)
 
         self._progress.call(prepare, SECONDS)

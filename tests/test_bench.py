@@ -11,22 +11,9 @@ import torch
 
 from bench.__main__ import run, verdict
 from bench.parallel_model import NUM_WORKERS, Model
-from bench.ucx_transport import read_transport
 
 ROOT = Path(__file__).parents[1]
 MEGABYTES = 8
-
-UCX_TABLE = """\
-[1.0] [vm:7:0]   | producer-1 self cfg#0                                            |
-[1.0] [vm:7:0]   | remote memory read by ucp_get*(multi) into host memory from host |
-[1.0] [vm:7:0]   +--------+-------------+-------------------------------------------+
-[1.0] [vm:7:0]   | Range  | Description |                  Config                   |
-[1.0] [vm:7:0]   +--------+-------------+-------------------------------------------+
-[1.0] [vm:7:0]   | 0..8184 | short      | tcp/lo                                    |
-[1.0] [vm:7:0]   | 8185..inf | zero-copy | {config} |
-[1.0] [vm:7:0]   +--------+-------------+-------------------------------------------+
-[1.0] [vm:7:0]   | 0..inf | short | posix/memory |
-"""
 
 
 def writes_applied(model: Model, worker: int) -> dict[tuple[str, str], torch.Tensor]:
@@ -82,21 +69,6 @@ def test_the_workers_halves_are_the_whole_model() -> None:
     norms = sum(param.num_bytes for param in model.manifest().params if len(param.shape) == 1)
 
     assert pulled == model.num_bytes + norms  # the norms twice
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"), [("cma/memory", "cma"), ("tcp/lo", "tcp"), ("rc_mlx5/x:1", "rc_mlx5")]
-)
-def test_the_transport_is_that_of_a_large_read(tmp_path: Path, config: str, expected: str) -> None:
-    (tmp_path / "ucx-7.log").write_text(UCX_TABLE.format(config=config))
-
-    assert read_transport(tmp_path, 7) == expected
-
-
-def test_a_log_without_reads_leaves_the_transport_unknown(tmp_path: Path) -> None:
-    (tmp_path / "ucx-7.log").write_text("[1.0] [vm:7:0]   | active message by ucp_am_send* |\n")
-
-    assert read_transport(tmp_path, 7) == "unknown"
 
 
 @pytest.mark.parametrize(

@@ -14,18 +14,23 @@ PACKAGES = ROOT / "packages"
 ALLOWED = {
     "rdt_plan": set(),
     "rdt_bake": {"rdt_plan", "torch"},
-    "rdt_transport": {"rdt_plan", "torch", "nixl", "ray"},
+    "rdt_transport": {"rdt_plan", "torch", "nixl", "ray", "triton"},
     "rdt_trainer": {"rdt_plan", "rdt_transport", "torch", "httpx", "ray", "transformers"},
     "rdt_vllm": {"rdt_plan", "rdt_bake", "rdt_transport", "torch", "vllm", "cloudpickle"},
 }
 # what a package's public testing kit may need on top
-TESTING = {"rdt_plan": {"hypothesis"}, "rdt_vllm": {"transformers", "safetensors", "psutil"}}
+TESTING = {
+    "rdt_plan": {"hypothesis"},
+    "rdt_transport": {"hypothesis"},
+    "rdt_vllm": {"transformers", "safetensors", "psutil"},
+}
 
 # a heavy import has one door: the only file, by name, that may use it. A testing kit stands outside
 # of what it tests, and drives it as a user does.
 DOORS = {
     "nixl": {"agent.py"},
     "transformers": {"transformers_names.py"},
+    "triton": {"triton_copies.py"},
     "vllm": {"_vllm.py"},
 }
 

@@ -2,6 +2,8 @@
 
 The names are those that ``transformers`` writes into checkpoints. CPU kernels cannot run every
 kind's forward in this vLLM; those are held to their tensors alone.
+Dense models and mixtures of experts are in `test_end_to_end`, vision-language in
+`test_vision_language`.
 """
 
 from pathlib import Path

@@ -1,13 +1,13 @@
 """Train a tiny model, serve it with a real vLLM, and keep the server exact, sync by sync.
 
-    hatch run demo [--model qwen3|llama|qwen3-moe] [--tp 1|2] [--syncs N] [--json FILE]
+    hatch run demo [--model qwen3|llama|qwen3-moe] [--tp 1|2] [--syncs N] [--json FILE] [--doctor]
 
 Trainer and server are two Ray actors of one local cluster; Ray places them and hosts the
 rendezvous, and the weights go from the trainer's memory into vLLM's workers by NIXL reads.
 """
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from logging import ERROR
@@ -41,16 +41,17 @@ class Model(StrEnum):
 def answer(reference: Any, doing: str, seconds: float = ANSWER_SECONDS) -> Any:
     """What an actor answers, shown as ``doing`` meanwhile; an error names it after the deadline."""
     import ray
+    from ray.exceptions import GetTimeoutError
 
     with console.status(doing):
         try:
             return ray.get(reference, timeout=seconds)
-        except ray.exceptions.GetTimeoutError as error:
+        except GetTimeoutError as error:
             raise TimeoutError(f"{doing}: no answer within {seconds:g} s") from error
 
 
 @contextmanager
-def actors(model: Model, tp: int, folder: Path) -> Iterator[tuple[Any, Any, int]]:
+def actors(model: Model, tp: int, folder: Path) -> Generator[tuple[Any, Any, int]]:
     """A trainer and a server in a local Ray cluster, and the bytes of the model's weights.
 
     Whatever happens, every process is gone afterwards.
@@ -114,11 +115,23 @@ def one_sync(trainer: Any, server: Any, epoch: int, folder: Path) -> Sync:
     )
 
 
+def show_machine() -> None:
+    """Print what `rdt-doctor` finds on this machine; a slow path does not stop the demo."""
+    from rdt_transport.doctor import as_text, diagnose, examine
+
+    with console.status("rdt-doctor: which path reads take here"):
+        found = examine()
+    print(as_text(found, diagnose(found)), end="\n\n")
+
+
 def main(
     model: Annotated[Model, typer.Option(help="architecture to train and serve")] = Model.QWEN3,
     tp: Annotated[int, typer.Option(min=1, max=2, help="workers of vLLM")] = 2,
     syncs: Annotated[int, typer.Option(min=1, help="how often to sync")] = 4,
     json: Annotated[Path | None, typer.Option(help="write the results there")] = None,
+    doctor: Annotated[
+        bool, typer.Option("--doctor", help="first see which path reads take here")
+    ] = False,
 ) -> None:
     """Watch a real vLLM follow a model in training, exactly.
 
@@ -127,6 +140,8 @@ def main(
     """
     if json is not None and not json.parent.is_dir():
         raise typer.BadParameter(f"{json.parent} is no folder", param_hint="--json")
+    if doctor:
+        show_machine()
     with tempfile.TemporaryDirectory(prefix="rdt-demo-") as name:
         folder = Path(name)
         with actors(model, tp, folder) as (trainer, server, num_bytes):

@@ -1,0 +1,1 @@
+"""Benchmarks; no package imports them."""

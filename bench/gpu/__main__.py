@@ -1,0 +1,238 @@
+"""One table: what a whole weight sync takes on one GPU, ours beside vLLM's and the hardware's.
+
+Everything is measured in one run on the same bytes: a trainer and a worker in processes of their
+own, on one GPU, driven over Ray by both sides' own clients. Each sync carries new weights and is
+timed from its first call to its last; the first is shown apart, the others as their median. After
+the last one the worker's parameters are compared, bit for bit, with what vLLM's own loader writes.
+
+The last line is one JSON object.
+"""
+
+import json
+import logging
+import statistics
+import time
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from bench.gpu.limits import raw_read_seconds
+from bench.gpu.models import MODELS
+from bench.gpu.trainer import GpuTrainer
+from bench.gpu.worker import GpuWorker
+from bench.stages import STAGES, UNATTRIBUTED, Interval, Trace, blame, busy
+
+CALL_SECONDS = 180.0
+NAMESPACE = "rdt-bench"
+VARIANTS: dict[str, dict[str, Any]] = {
+    "rdt": {},
+    "rdt staged": {"direct": False, "live": False},
+}
+TARGETS = {("dense", "rdt"): 12.0, ("moe", "rdt"): 8.0, ("dense", "rdt staged"): 4.0}
+TARGETS["moe", "rdt staged"] = 4.0
+
+
+@dataclass
+class Result:
+    """One way to sync one model."""
+
+    seconds: list[float] = field(default_factory=list)
+    wrong: tuple[int, int] | None = None
+    init_seconds: float = 0.0
+    plan: dict[str, int] = field(default_factory=dict)
+    busy: dict[str, float] = field(default_factory=dict)
+    blame: dict[str, float] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def median(self) -> float:
+        """Of the warm syncs."""
+        return statistics.median(self.seconds[1:])
+
+
+class Bench:
+    """The actors of one model, and what was measured with them."""
+
+    def __init__(self, kind: str, tiny: bool, device: str, syncs: int) -> None:
+        import ray
+
+        self.kind, self.results = kind, dict[str, Result]()
+        self._ray, self._syncs, self._version = ray, syncs, 0
+        share = {"num_gpus": 0.3 if device == "cuda" else 0, "num_cpus": 1}
+        worker: Any = ray.remote(GpuWorker).options(enable_tensor_transport=True, **share)
+        trainer: Any = ray.remote(GpuTrainer).options(**share)
+        self.worker = worker.remote(kind, tiny, device)
+        self.trainer = trainer.remote(kind, tiny, device)
+        self.num_bytes = self.get(self.trainer.num_bytes.remote())
+        self.describe = self.get(self.worker.describe.remote())
+
+    def get(self, reference: Any) -> Any:
+        return self._ray.get(reference, timeout=CALL_SECONDS)
+
+    def ours(self, name: str, max_chunk_bytes: int, num_slots: int, lookahead: int) -> None:
+        """Measure our backend with the options of ``VARIANTS[name]``."""
+
+        def attach() -> float:
+            self.get(self.worker.use.remote("rdt", VARIANTS[name]))
+            return self.get(
+                self.trainer.use_rdt.remote(self.worker, max_chunk_bytes, num_slots, lookahead)
+            )
+
+        result = self._measure(name, attach)
+        if result.error:
+            return
+        result.plan = self.get(self.worker.plan.remote())
+        self._trace(result)
+
+    def theirs(self, name: str, backend: str, packed: bool = False) -> None:
+        """Measure one of vLLM's backends."""
+
+        def attach() -> float:
+            self.get(self.worker.use.remote(backend, {}))
+            return self.get(self.trainer.use_vllm.remote(self.worker, backend, NAMESPACE, packed))
+
+        self._measure(name, attach)
+
+    def _measure(self, name: str, attach: Any) -> Result:
+        result = self.results[name] = Result()
+        try:
+            result.init_seconds = attach()
+            for _ in range(self._syncs + 1):
+                began, ended = self._sync()
+                result.seconds.append(ended - began)
+            result.wrong = self.get(self.worker.num_wrong.remote(self._version))
+        except Exception as error:  # a row of the table: the others are measured all the same
+            result.error = f"{type(error).__name__}: {error}".strip()[-2000:]
+        return result
+
+    def _sync(self) -> tuple[float, float]:
+        self._version += 1
+        self.get(self.trainer.set_version.remote(self._version))
+        return self.get(self.trainer.sync.remote())
+
+    def _trace(self, result: Result) -> None:
+        """Syncs with their stages recorded: the median one's."""
+        for actor in (self.trainer, self.worker):
+            self.get(actor.record.remote(True))
+        traces = []
+        for _ in range(3):
+            start, end = self._sync()
+            calls, facts = self.get(self.worker.trace.remote())
+            both = _numbered([*self.get(self.trainer.intervals.remote()), *calls])
+            traces.append(Trace(start, end, both, facts))
+        for actor in (self.trainer, self.worker):
+            self.get(actor.record.remote(False))
+        trace = sorted(traces, key=lambda each: each.end - each.start)[1]
+        result.busy, result.blame = busy(trace), blame(trace)
+
+    def end(self) -> None:
+        try:
+            self.get(self.trainer.end.remote())
+        finally:
+            for actor in (self.worker, self.trainer):
+                self._ray.kill(actor)
+
+
+def _numbered(intervals: list[Interval]) -> list[Interval]:
+    """Control calls come from two processes, and modules have no number: each gets its own."""
+    numbered = []
+    turns = {"control": count(), "post-process": count()}
+    for each in sorted(intervals, key=lambda each: each.start):
+        turn = turns.get(each.stage)
+        numbered.append(each if turn is None else each._replace(index=next(turn)))
+    return numbered
+
+
+def _tables(bench: Bench, limits: dict[str, float]) -> list[Table]:
+    peer = bench.results.get("vllm sharded_rdt")
+    rate = bench.num_bytes / 1e9
+    times = Table(
+        "path", "first, ms", "median, ms", "GB/s", "x sharded_rdt", "target", "differ",
+        title=f"{bench.kind}: {bench.num_bytes} bytes a sync",
+    )  # fmt: skip
+    for name, seconds in limits.items():
+        times.add_row(name, "", f"{seconds * 1e3:.2f}", f"{rate / seconds:.0f}", "", "", "")
+    for name, result in bench.results.items():
+        if result.error or len(result.seconds) < 2:
+            times.add_row(name, "", "failed", "", "", "", "")
+            continue
+        ratio = peer.median / result.median if peer and len(peer.seconds) > 1 else 0.0
+        target = TARGETS.get((bench.kind, name), 0.0)
+        met = "" if not (target and ratio) else "met" if ratio >= target else "missed"
+        times.add_row(
+            name,
+            f"{result.seconds[0] * 1e3:.1f}",
+            f"{result.median * 1e3:.2f}",
+            f"{rate / result.median:.0f}",
+            f"{ratio:.1f}" if ratio else "",
+            f"{target:.0f} {met}" if target else "",
+            "" if result.wrong is None else f"{result.wrong[0]} of {result.wrong[1]}",
+        )
+    traced = {name: each for name, each in bench.results.items() if each.blame}
+    where = Table("stage", title=f"{bench.kind}: where one warm sync's time went, ms")
+    for name in traced:
+        where.add_column(f"{name}: busy")
+        where.add_column(f"{name}: blame")
+    for stage in (*STAGES, UNATTRIBUTED):
+        cells = []
+        for each in traced.values():
+            cells += [f"{found.get(stage, 0.0) * 1e3:.2f}" for found in (each.busy, each.blame)]
+        where.add_row(stage, *cells)
+    return [times, where]
+
+
+def main(
+    kinds: Annotated[str, typer.Option(help="models, by comma")] = "dense,moe",
+    device: Annotated[str, typer.Option(help="cuda, or cpu to try this out")] = "cuda",
+    tiny: Annotated[bool, typer.Option(help="small layers")] = False,
+    syncs: Annotated[int, typer.Option(help="warm syncs a path")] = 5,
+    peers: Annotated[str, typer.Option(help="vLLM's backends, by comma")] = "sharded_rdt,ipc",
+    variants: Annotated[str, typer.Option(help="ours, by comma")] = ",".join(VARIANTS),
+    max_chunk_mib: Annotated[int, typer.Option(help="largest chunk of ours")] = 1280,
+    slots: Annotated[int, typer.Option(help="slots of our rings")] = 2,
+    lookahead: Annotated[int, typer.Option(help="groups gathered ahead, of ours")] = 1,
+) -> None:
+    """Print the tables of every model, and one JSON line."""
+    import ray
+
+    ray.init(
+        num_cpus=8,
+        num_gpus=1 if device == "cuda" else 0,
+        include_dashboard=False,
+        namespace=NAMESPACE,
+        object_store_memory=1 << 30,
+        logging_level=logging.ERROR,
+    )
+    console, found = Console(width=140), dict[str, Any]()
+    for kind in [each for each in kinds.split(",") if each in MODELS]:
+        began = time.perf_counter()
+        limits = {"raw prepared reads": statistics.median(raw_read_seconds(kind, tiny, device))}
+        bench = Bench(kind, tiny, device, syncs)
+        try:
+            limits["device copy"] = bench.get(bench.trainer.device_copy_seconds.remote())
+            for name in [each for each in variants.split(",") if each]:
+                bench.ours(name, max_chunk_mib << 20, slots, lookahead)
+            for backend in [each for each in peers.split(",") if each]:
+                bench.theirs(f"vllm {backend}", backend)
+        finally:
+            bench.end()
+        for table in _tables(bench, limits):
+            console.print(table)
+        for name, result in bench.results.items():
+            console.print(f"{name}: {result.error or result.plan}", style="dim")
+        console.print(f"{kind}: {bench.describe}, {time.perf_counter() - began:.0f} s", style="dim")
+        found[kind] = {
+            "num_bytes": bench.num_bytes,
+            "limits": limits,
+            **{name: vars(result) for name, result in bench.results.items()},
+        }
+    ray.shutdown()
+    print(json.dumps({"bench": "gpu", **found}))
+
+
+if __name__ == "__main__":
+    typer.run(main)
