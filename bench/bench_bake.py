@@ -8,7 +8,6 @@ forked process of each.
 
 import gc
 import json
-import multiprocessing
 import sys
 import tempfile
 import time
@@ -19,14 +18,16 @@ from math import prod
 from pathlib import Path
 from statistics import median
 from threading import Event, Thread
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from bench.child import in_fork
 from bench.full_size_model import build_model
 from bench.published_sizes import PUBLISHED_SIZES, PublishedSize, weights
 from census.modes import Mode
@@ -44,10 +45,7 @@ from rdt_plan import (
 
 MODES = ("tp8r0", "ep8r0")
 SAMPLE_SECONDS = 0.005
-CASE_SECONDS = 900.0
 PAGE_BYTES = 4096
-
-Result = TypeVar("Result")
 
 
 class StockRecorder:
@@ -87,6 +85,17 @@ class StockRecorder:
         return set(self._engine._name_to_plan)
 
 
+class OnlyCalls(TorchDispatchMode):
+    """Sees every operation and does nothing but call it."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would import its compiler and wrap every call
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func._op(*args, **kwargs) if kwargs else func._op(*args)
+
+
 class Bench:
     """Both recorders over one model, and what each made of it."""
 
@@ -104,6 +113,11 @@ class Bench:
                 yield param.name, torch.empty(param.shape, dtype=dtype, device="meta")
 
         self._load_weights(pairs())
+
+    def load_seen(self) -> None:
+        """The loaders under a mode that does nothing: what sees every operation pays for that."""
+        with OnlyCalls():
+            self.load()
 
     def record(self) -> Recording:
         return record(self._model, self._load_weights, self._params)
@@ -138,10 +152,11 @@ class Row:
 
     Attributes:
         num_names: names in its checkpoint.
-        record_seconds, stock_seconds, alone_seconds: process CPU time of our recording, of the
-            stock one, and of the loaders alone.
+        record_seconds, stock_seconds, alone_seconds, seen_seconds: process CPU time of our
+            recording, of the stock one, of the loaders alone, and under a mode that does nothing.
         bake_ratio, plan_ratio: stock over ours.
         bound_ratio: stock over the loaders alone, which no recorder can exceed.
+        seen_ratio: stock over the loaders under a mode that does nothing.
         peak_memory_ratio: ours over stock.
     """
 
@@ -149,8 +164,10 @@ class Row:
     record_seconds: float
     stock_seconds: float
     alone_seconds: float
+    seen_seconds: float
     bake_ratio: float
     bound_ratio: float
+    seen_ratio: float
     plan_ratio: float
     peak_memory_ratio: float
 
@@ -167,9 +184,10 @@ def measured(sizes: PublishedSize, mode: Mode, pairs: int) -> Row:
         bench.load()  # what the loaders import and remember counts for nobody
         our_peak = in_fork(partial(peak_bytes, bench.record))
         stock_peak = in_fork(partial(peak_bytes, bench.stock.record))
-        ours, stock, alone, our_plan, stock_plan = [], [], [], [], []
+        ours, stock, alone, seen, our_plan, stock_plan = [], [], [], [], [], []
         for turn in range(pairs):
             alone.append(cpu_seconds(bench.load)[0])
+            seen.append(cpu_seconds(bench.load_seen)[0])
             if turn % 2:
                 stock.append(cpu_seconds(bench.stock.record)[0])
             seconds, recording = cpu_seconds(bench.record)
@@ -188,8 +206,10 @@ def measured(sizes: PublishedSize, mode: Mode, pairs: int) -> Row:
         record_seconds=median(ours),
         stock_seconds=median(stock),
         alone_seconds=median(alone),
+        seen_seconds=median(seen),
         bake_ratio=round(median(stock) / median(ours), 2),
         bound_ratio=round(median(stock) / median(alone), 2),
+        seen_ratio=round(median(stock) / median(seen), 2),
         plan_ratio=round(median(stock_plan) / median(our_plan), 2),
         peak_memory_ratio=round(our_peak / stock_peak, 2),
     )
@@ -201,24 +221,6 @@ def cpu_seconds(action: Callable[[], Any]) -> tuple[float, Any]:
     start = time.process_time()
     result = action()
     return time.process_time() - start, result
-
-
-def in_fork(action: Callable[[], Result]) -> Result:
-    """What ``action`` returns in a process forked for it."""
-    context = multiprocessing.get_context("fork")
-    receive, send = context.Pipe(duplex=False)
-    process = context.Process(target=lambda: send.send(action()))
-    process.start()
-    send.close()
-    try:
-        if not receive.poll(CASE_SECONDS):
-            raise TimeoutError(f"waited {CASE_SECONDS} s for {action}")
-        result = receive.recv()  # an `EOFError` if it failed; it has said why
-    except BaseException:
-        process.kill()
-        raise
-    process.join(CASE_SECONDS)
-    return result
 
 
 def peak_bytes(action: Callable[[], Any]) -> int:
@@ -257,15 +259,15 @@ def main(
 ) -> None:
     """Print a row for each model in each layout, and one JSON line of all ratios."""
     prepare_process()
-    columns = ("model", "rank", "names", "ours", "stock", "loaders")
-    table = Table(*columns, "record", "bound", "plan", "peak", padding=(0, 0))
+    columns = ("model", "rank", "names", "ours", "stock", "loaders", "seen")
+    table = Table(*columns, "record", "bound", "seen", "plan", "peak", padding=(0, 0))
     found: dict[str, dict[str, float]] = {}
     for name in models.split(","):
         sizes = PUBLISHED_SIZES[name]
         for mode in modes.split(","):
             cut = replace(sizes, layers=layers or sizes.layers)
             row = in_fork(partial(measured, cut, Mode.parse(mode), pairs))
-            seconds = (row.record_seconds, row.stock_seconds, row.alone_seconds)
+            times = [value for key, value in asdict(row).items() if key.endswith("_seconds")]
             ratios = {key: value for key, value in asdict(row).items() if key.endswith("_ratio")}
             found[f"{name}:{mode}"] = ratios
             print(f"{name}:{mode}: {ratios}", file=sys.stderr, flush=True)
@@ -273,13 +275,13 @@ def main(
                 name,
                 mode,
                 str(row.num_names),
-                *(f"{each:.2f} s" for each in seconds),
+                *(f"{each:.2f} s" for each in times),
                 *(f"{each:.2f}" for each in ratios.values()),
             )
     console = Console()
     console.print(f"CPU time, medians of {pairs} alternating pairs: recording by ours, by stock,")
-    console.print("and the loaders alone; stock / ours, and for bound stock / the loaders alone;")
-    console.print("peak memory is ours / stock")
+    console.print("the loaders alone, and the loaders under a mode that does nothing (seen);")
+    console.print("stock / ours, stock / loaders (bound), stock / seen; peak is ours / stock")
     console.print(table)
     print(json.dumps({"bench": "bake", "models": found}))
 

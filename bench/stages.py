@@ -116,9 +116,11 @@ class _Walk:
                     yield from (("scatter", index), ("wire", index))
                 yield from self._processed
                 yield from self._calls
-            case "post-process":  # of a module whose last chunk is scattered: one that just was
-                yield from (("scatter", each) for each in range(len(self._chunks)))
+            case "post-process":  # of a module whose last chunk is there: one that just came
+                for index in range(len(self._chunks)):
+                    yield from (("scatter", index), ("wire", index))
                 yield from (("post-process", each) for each in range(step.index))
+                yield from self._calls
             case "scatter":
                 yield "wire", step.index
                 yield from (("scatter", each) for each in range(step.index))

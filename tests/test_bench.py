@@ -2,6 +2,8 @@
 
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.__main__ import run, verdict
+from bench.__main__ import rows, run, verdict
 from bench.parallel_model import NUM_WORKERS, Model
 
 ROOT = Path(__file__).parents[1]
@@ -93,3 +95,42 @@ def test_an_idle_worker_is_held_to_what_it_costs_unattached(attached: float, exp
 
 def test_a_benchmark_that_fails_is_a_row_and_no_exception() -> None:
     assert run("that_is_not_there") == "failed with exit status 1"
+
+
+@pytest.mark.parametrize(
+    ("bound", "target"), [(4.0, "at least 2.2"), (2.0, "at least 1.8"), (1.74, "at least 1.57")]
+)
+def test_a_recording_is_held_to_nine_tenths_of_what_its_loaders_allow(
+    bound: float, target: str
+) -> None:
+    found = {"bench": "bake", "models": {"m:tp8r0": {"bake_ratio": 1.6, "bound_ratio": bound}}}
+
+    assert list(rows("bake", found)) == [
+        ("m:tp8r0 bake_ratio", "1.6", target, "met" if bound < 1.75 else "missed"),
+        ("m:tp8r0 bound_ratio", f"{bound:.3g}", "", ""),
+    ]
+
+
+def test_a_child_dies_with_the_process_that_forked_it() -> None:
+    program = (
+        "import os, time\n"
+        "from bench.child import follow_parent\n"
+        "parent = os.getpid()\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    follow_parent(parent)\n"
+        "    print(os.getpid(), flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    os.kill(child, 0)  # it is there
+    parent.kill()
+    parent.wait()
+
+    ended, _, _ = select.select([parent.stdout], [], [], 20)  # once nobody can write to it
+    if not ended:
+        os.kill(child, signal.SIGKILL)
+    assert ended
+    assert parent.stdout.read() == b""

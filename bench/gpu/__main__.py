@@ -13,15 +13,16 @@ import logging
 import statistics
 import time
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, product
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench.gpu.limits import raw_read_seconds
+from bench.gpu.limits import RawReads, raw_reads
 from bench.gpu.models import MODELS
+from bench.gpu.rank_worker import RankWorker
 from bench.gpu.trainer import GpuTrainer
 from bench.gpu.worker import GpuWorker
 from bench.stages import STAGES, UNATTRIBUTED, Interval, Trace, blame, busy
@@ -30,6 +31,7 @@ CALL_SECONDS = 180.0
 NAMESPACE = "rdt-bench"
 VARIANTS: dict[str, dict[str, Any]] = {
     "rdt": {},
+    "rdt unthreaded": {"read_threads": 0},
     "rdt staged": {"direct": False, "live": False},
 }
 TARGETS = {("dense", "rdt"): 12.0, ("moe", "rdt"): 8.0, ("dense", "rdt staged"): 4.0}
@@ -62,13 +64,23 @@ class Bench:
 
         self.kind, self.results = kind, dict[str, Result]()
         self._ray, self._syncs, self._version = ray, syncs, 0
-        share = {"num_gpus": 0.3 if device == "cuda" else 0, "num_cpus": 1}
-        worker: Any = ray.remote(GpuWorker).options(enable_tensor_transport=True, **share)
+        share = {"num_gpus": 0.1 if device == "cuda" else 0, "num_cpus": 1}
+        kind_of_worker: Any = RankWorker if kind == "rank" else GpuWorker
+        worker = ray.remote(kind_of_worker).options(enable_tensor_transport=True, **share)
         trainer: Any = ray.remote(GpuTrainer).options(**share)
         self.worker = worker.remote(kind, tiny, device)
         self.trainer = trainer.remote(kind, tiny, device)
+        self.num_bytes = 0
+        self.describe: dict[str, str] = {}
+
+    def wait(self) -> None:
+        """Until both are there."""
         self.num_bytes = self.get(self.trainer.num_bytes.remote())
         self.describe = self.get(self.worker.describe.remote())
+
+    def device_copy_seconds(self) -> float:
+        """Of as many bytes as a sync moves."""
+        return self.get(self.trainer.device_copy_seconds.remote(self.num_bytes))
 
     def get(self, reference: Any) -> Any:
         return self._ray.get(reference, timeout=CALL_SECONDS)
@@ -86,6 +98,7 @@ class Bench:
         if result.error:
             return
         result.plan = self.get(self.worker.plan.remote())
+        self.num_bytes = result.plan["direct_bytes"] + result.plan["staged_bytes"]
         self._trace(result)
 
     def theirs(self, name: str, backend: str, packed: bool = False) -> None:
@@ -185,14 +198,24 @@ def _tables(bench: Bench, limits: dict[str, float]) -> list[Table]:
     return [times, where]
 
 
+def _raw_reads(kind: str, tiny: bool, device: str, num_threads: int) -> list[RawReads]:
+    """None where they fail: the rest is measured all the same."""
+    try:
+        return raw_reads(kind, tiny, device, num_threads)
+    except RuntimeError as error:
+        logging.error("%s, %d threads: %s", kind, num_threads, error)
+        return []
+
+
 def main(
-    kinds: Annotated[str, typer.Option(help="models, by comma")] = "dense,moe",
+    kinds: Annotated[str, typer.Option(help="models, by comma")] = ",".join(MODELS),
     device: Annotated[str, typer.Option(help="cuda, or cpu to try this out")] = "cuda",
     tiny: Annotated[bool, typer.Option(help="small layers")] = False,
     syncs: Annotated[int, typer.Option(help="warm syncs a path")] = 5,
     peers: Annotated[str, typer.Option(help="vLLM's backends, by comma")] = "sharded_rdt,ipc",
     variants: Annotated[str, typer.Option(help="ours, by comma")] = ",".join(VARIANTS),
     max_chunk_mib: Annotated[int, typer.Option(help="largest chunk of ours")] = 1280,
+    threads: Annotated[str, typer.Option(help="that post the raw reads, by comma")] = "0,4,8",
     slots: Annotated[int, typer.Option(help="slots of our rings")] = 2,
     lookahead: Annotated[int, typer.Option(help="groups gathered ahead, of ours")] = 1,
 ) -> None:
@@ -200,7 +223,7 @@ def main(
     import ray
 
     ray.init(
-        num_cpus=8,
+        num_cpus=16,
         num_gpus=1 if device == "cuda" else 0,
         include_dashboard=False,
         namespace=NAMESPACE,
@@ -208,28 +231,40 @@ def main(
         logging_level=logging.ERROR,
     )
     console, found = Console(width=140), dict[str, Any]()
-    for kind in [each for each in kinds.split(",") if each in MODELS]:
+    chosen = [each for each in kinds.split(",") if each in MODELS]
+    limits = {kind: dict[str, float]() for kind in chosen}
+    for kind, num_threads in product(chosen, [int(each) for each in threads.split(",") if each]):
+        if kind != "rank":  # it reads parts
+            for reads in _raw_reads(kind, tiny, device, num_threads):
+                row = f"raw prepared reads, {reads.how}, {num_threads} threads"
+                limits[kind][row] = reads.median
+                console.print(f"{kind}: {row}: {reads.num_regions} regions", style="dim")
+    benches = [Bench(kind, tiny, device, syncs) for kind in chosen]  # they start side by side
+    for bench in benches:
+        bench.wait()
+    for bench in benches:
         began = time.perf_counter()
-        limits = {"raw prepared reads": statistics.median(raw_read_seconds(kind, tiny, device))}
-        bench = Bench(kind, tiny, device, syncs)
         try:
-            limits["device copy"] = bench.get(bench.trainer.device_copy_seconds.remote())
             for name in [each for each in variants.split(",") if each]:
                 bench.ours(name, max_chunk_mib << 20, slots, lookahead)
-            for backend in [each for each in peers.split(",") if each]:
+            # A rank has no engine that a peer could drive.
+            for backend in [each for each in peers.split(",") if each and bench.kind != "rank"]:
                 bench.theirs(f"vllm {backend}", backend)
+            limits[bench.kind]["device copy"] = bench.device_copy_seconds()
         finally:
             bench.end()
-        for table in _tables(bench, limits):
+        for table in _tables(bench, limits[bench.kind]):
             console.print(table)
         for name, result in bench.results.items():
             console.print(f"{name}: {result.error or result.plan}", style="dim")
-        console.print(f"{kind}: {bench.describe}, {time.perf_counter() - began:.0f} s", style="dim")
-        found[kind] = {
+        spent = time.perf_counter() - began
+        console.print(f"{bench.kind}: {bench.describe}, {spent:.0f} s", style="dim")
+        found[bench.kind] = {
             "num_bytes": bench.num_bytes,
-            "limits": limits,
+            "limits": limits[bench.kind],
             **{name: vars(result) for name, result in bench.results.items()},
         }
+        print(json.dumps({bench.kind: found[bench.kind]}), flush=True)
     ray.shutdown()
     print(json.dumps({"bench": "gpu", **found}))
 

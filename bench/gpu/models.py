@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["MODELS", "GpuModel", "fill", "modules_of", "vllm_config_of"]
+__all__ = ["MODELS", "GpuModel", "Shapes", "fill", "modules_of", "vllm_config_of"]
 
 _COMMON = {
     "vocab_size": 151936,
@@ -43,7 +43,7 @@ class GpuModel:
     def tiny(self) -> "GpuModel":
         """As many layers and experts, of small sizes."""
         return replace(
-            self, hidden=256, intermediate=64, heads=4, kv_heads=2, head_dim=64, vocabulary=1024
+            self, hidden=256, intermediate=64, heads=8, kv_heads=4, head_dim=64, vocabulary=1024
         )
 
     def configuration(self) -> dict[str, Any]:
@@ -109,6 +109,7 @@ class GpuModel:
 MODELS = {
     "dense": GpuModel(4096, 12288, 32, 8, 128, 12),  # Qwen3-8B's layers
     "moe": GpuModel(2048, 768, 32, 4, 128, 6, num_experts=128),  # Qwen3-30B-A3B's
+    "rank": GpuModel(4096, 1536, 64, 4, 128, 3, num_experts=128),  # Qwen3-235B-A22B's, for TP=8
 }
 
 

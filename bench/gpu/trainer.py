@@ -125,9 +125,9 @@ class GpuTrainer:
         """What the trainer recorded of the last sync."""
         return [Interval(*each) for each in self._sender.intervals]
 
-    def device_copy_seconds(self) -> float:
-        """The median of one copy of all bytes on the device."""
-        source = torch.empty(self.num_bytes(), dtype=torch.uint8, device=self._device)
+    def device_copy_seconds(self, num_bytes: int) -> float:
+        """The median of one copy of that many bytes on the device."""
+        source = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
         target = torch.empty_like(source)
         seconds = []
         for _ in range(13):

@@ -6,6 +6,7 @@ import torch
 from rdt_plan import Manifest, ParamMeta
 from rdt_trainer.collector import GroupCollector
 from rdt_trainer.errors import SourceError
+from rdt_trainer.source import adapt
 
 CPU = torch.device("cpu")
 MANIFEST = Manifest.build(
@@ -157,3 +158,103 @@ def test_a_buffer_yielded_twice_is_refused_with_the_group_that_overwrites_it():
     collector.collect(1)
     with pytest.raises(SourceError, match=r"rank 1: layers\.0\.b changed in place.*stay unchanged"):
         collector.collect(2)
+
+
+# ---- tensors that are not in the pass ----------------------------------------------------------
+
+
+class Passes:
+    """A source whose stable tensors are in no pass; ``asked``: what `iter_rest` was given."""
+
+    def __init__(self, *stable: str) -> None:
+        self.stable = {name: TENSORS[name] for name in stable}
+        self.asked: list[set[str]] = []
+
+    @property
+    def metadata(self):
+        return MANIFEST.params
+
+    def stable_tensors(self):
+        return self.stable
+
+    def iter_full(self):
+        raise AssertionError("there is iter_rest")
+
+    def iter_rest(self, stable):
+        self.asked.append(set(stable))
+        return ((name, tensor) for name, tensor in owned(0) if name not in stable)
+
+
+@pytest.mark.parametrize(
+    "stable", [("embed",), ("layers.0.w", "norm"), ("embed", "layers.0.w", "norm")]
+)
+def test_stable_tensors_are_in_no_pass_of_a_source_that_can_leave_them_out(stable):
+    source = Passes(*stable)
+    collector = GroupCollector.of(adapt(source, num_producers=2), MANIFEST, 0, CPU)
+    for group in (0, 1, 3):
+        ((name, tensor),) = collector.collect(group).items()
+        assert tensor.data_ptr() == TENSORS[name].data_ptr()
+    collector.finish()
+    collector.check_unchanged()
+    assert source.asked == [set(stable)]
+    assert collector.standing is source.stable
+
+
+def test_a_source_without_such_passes_is_iterated_whole():
+    class Whole(Passes):
+        iter_rest = None
+
+        def iter_full(self):
+            return iter(owned(0))
+
+    collector = GroupCollector.of(adapt(Whole("embed"), num_producers=2), MANIFEST, 0, CPU)
+    assert not collector.standing
+    assert list(collector.collect(0)) == ["embed"]
+
+
+@pytest.mark.parametrize(
+    ("later", "message"),
+    [
+        (("embed",), r"rank 0: norm is no longer among"),
+        (("embed", "norm", "layers.0.w"), r"rank 0: layers\.0\.w is among"),
+    ],
+)
+def test_other_stable_names_than_at_first_are_refused(later, message):
+    source = Passes("embed", "norm")
+    adapted = adapt(source, num_producers=2)
+    source.stable = {name: TENSORS[name] for name in later}
+    with pytest.raises(SourceError, match=message):
+        GroupCollector.of(adapted, MANIFEST, 0, CPU)
+
+
+def test_a_stable_tensor_that_changes_is_told_in_the_end():
+    standing = {"embed": torch.ones(2, 2)}
+    rest = iter(item for item in owned(0) if item[0] not in standing)
+    collector = GroupCollector(MANIFEST, 0, rest, CPU, standing=standing)
+    standing["embed"].add_(1)
+    for group in (0, 1, 3):
+        collector.collect(group)
+    for check in (collector.finish, collector.check_unchanged):
+        with pytest.raises(SourceError, match="rank 0: embed changed in place"):
+            check()
+
+
+@pytest.mark.parametrize("num_groups", [0, 1, 2, 3])
+def test_what_is_left_of_a_pass_without_the_stable_ones_is_discarded(num_groups):
+    standing = {"layers.0.b": TENSORS["layers.0.b"]}
+    items = itertools.cycle(item for item in owned(1) if item[0] not in standing)
+    collector = GroupCollector(MANIFEST, 1, items, CPU, standing=standing)
+    for group in (0, 1, 2)[:num_groups]:
+        collector.collect(group)
+    collector.discard()
+    assert next(items)[0] == "layers.1.w"  # three names, and where the end would be
+
+
+def test_the_last_groups_change_is_told_at_the_end_of_the_pass():
+    items = [(name, tensor.clone()) for name, tensor in owned(0)]
+    collector = GroupCollector(MANIFEST, 0, iter(items), CPU)
+    for group in (0, 1, 3):
+        collector.collect(group)
+    items[-1][1].add_(1)
+    with pytest.raises(SourceError, match="norm changed in place"):
+        collector.finish()

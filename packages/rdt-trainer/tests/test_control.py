@@ -1,6 +1,7 @@
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -88,17 +89,55 @@ def test_an_error_ends_that_clients_update(call):
     control.close(10)
 
 
-def test_a_client_that_starts_and_updates_at_once_is_asked_to():
-    class Hasty(Deployment):
-        def start_and_update(self, update_info):
-            self.calls.append(("start_and_update", update_info))
+class Hasty(Deployment):
+    """Hands all its calls in at once; ``answered`` says that the update's answer came."""
 
+    def __init__(self, during: Callable[[str], None] = lambda call: None) -> None:
+        super().__init__(during)
+        self.answered, self.installed = threading.Event(), threading.Event()
+
+    def submit(self, update_info, weight_version):
+        assert threading.current_thread() is threading.main_thread()
+        self._call("submit", update_info, weight_version)
+        return self.answers()
+
+    def answers(self):
+        yield "update"
+        assert self.answered.wait(30)
+        yield "finish"
+        assert self.installed.wait(30)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_a_client_that_hands_its_calls_in_at_once_is_asked_to_on_the_callers_thread():
     client, ends = Hasty(), Ends()
     control = Control([client])
     control.sync([0], {"epoch": 4}, "4", ends)
+    assert client.calls == [("submit", {"epoch": 4}, "4")]
+    assert not control.is_finishing(0)  # though its finish is on its way
+    client.answered.set()
+    until(lambda: control.is_finishing(0))
+    assert (ends.errors, control.is_busy(0)) == ([], True)
+    client.installed.set()
     assert control.wait(10)
-    assert (ends.errors, control.is_finishing(0)) == ([None], True)
-    assert client.calls == [("start_and_update", {"epoch": 4}), ("finish", "4")]
+    assert ends.errors == [None]
+    control.close(10)
+
+
+def test_calls_that_cannot_be_handed_in_end_that_clients_update_alone():
+    failing, ends = Hasty(failing_in("submit")), Ends()
+    other = Deployment()
+    control = Control([failing, other])
+    control.sync([0, 1], {}, None, ends)
+    assert control.wait(10)
+    assert sorted(map(str, ends.errors)) == ["None", "submit: HTTP 500: out of memory"]
+    assert other.calls[-1] == ("finish", None)
     control.close(10)
 
 

@@ -7,11 +7,21 @@ import pytest
 import torch
 from torch import nn
 
-from rdt_trainer import JobSettings, ModuleSource, RdtTrainer, SettingsError, SourceError
+from rdt_trainer import (
+    JobSettings,
+    ModuleSource,
+    RdtTrainer,
+    SettingsError,
+    SourceError,
+    SourceMeta,
+)
+from rdt_trainer.collector import GroupCollector
 from rdt_trainer.driving import Driving
+from rdt_trainer.tensor_versions import TensorVersions
 from rdt_trainer.testing import TorchEngineClient
 from rdt_transport.producer import Producer
 from rdt_transport.rendezvous import EpochOutcome, RendezvousClient
+from rdt_transport.stable_sources import StableSources
 from rdt_transport.wire.base import Wire
 from rdt_transport.wire.inprocess import InProcessFabric, InProcessWire
 from rdt_transport.wire.nixl import NixlWire
@@ -208,6 +218,116 @@ def test_stable_tensors_that_cannot_be_are_refused(inprocess, others, message):
     with trainer(source, [object()], inprocess) as rdt:
         with pytest.raises(SourceError, match=message):
             rdt.init()
+
+
+# ---- nothing is done for each stable name --------------------------------------------------------
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, owner: type, method: str) -> list[object]:
+    """The calls of a method, from now on."""
+    calls: list[object] = []
+    original = getattr(owner, method)
+
+    def call(self, *arguments, **options):
+        calls.append(arguments)
+        return original(self, *arguments, **options)
+
+    monkeypatch.setattr(owner, method, call)
+    return calls
+
+
+@pytest.mark.parametrize("num_layers", [2, 20])
+def test_a_sync_of_stable_tensors_takes_as_many_steps_for_many_as_for_few(
+    inprocess, monkeypatch, num_layers
+):
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(num_layers)))
+    client = TorchEngineClient(inprocess)
+    with trainer(ModuleSource(model), client, inprocess) as rdt:
+        rdt.init()
+        rdt.send_weights()
+        collected = counted(monkeypatch, GroupCollector, "collect")
+        checked = counted(monkeypatch, StableSources, "checked")
+        noted = counted(monkeypatch, TensorVersions, "note")
+        sent = counted(monkeypatch, Producer, "_publish")
+        with torch.no_grad():
+            model[0].weight.add_(1)
+        report = rdt.send_weights()
+        assert (collected, checked, noted) == ([], [], [])
+        assert [len(groups) for _, groups, _ in sent] == [len(rdt._job.producer.groups)]
+        assert received(client) == snapshot(model)
+        assert report.num_bytes == sum(p.nbytes for p in model.parameters())
+
+
+def test_only_what_is_not_stable_is_collected(inprocess, monkeypatch):
+    model, client = Model(), TorchEngineClient(inprocess)
+    with trainer(ModuleSource(model), client, inprocess) as rdt:
+        rdt.init()
+        noted = counted(monkeypatch, TensorVersions, "note")
+        rdt.send_weights()
+        assert [name for name, _ in noted] == ["turned"]
+
+
+class Meddler(ModuleSource):
+    """Something changes a parameter while the sync is under way."""
+
+    meddle: Callable[[], object] = staticmethod(lambda: None)
+
+    def iter_rest(self, stable):
+        yield from super().iter_rest(stable)
+        self.meddle()
+
+
+def test_a_parameter_that_changes_in_place_meanwhile_is_refused_by_name(make_wire):
+    model, client = Model(), TorchEngineClient(make_wire)
+    source = Meddler(model)
+    with trainer(source, client, make_wire) as rdt:
+        rdt.init()
+        rdt.send_weights()
+        source.meddle = lambda: model.layers[1].bias.requires_grad_(False).add_(1)
+        with pytest.raises(SourceError, match=r"rank 0: layers\.1\.bias changed in place"):
+            rdt.send_weights()
+        source.meddle = lambda: None
+        rdt.send_weights()
+        assert received(client) == snapshot(model)
+
+
+@pytest.mark.parametrize("served", ["bfloat16", "as it is"])
+def test_a_parameter_of_another_shape_is_refused_by_name(inprocess, served):
+    dtype = torch.bfloat16 if served == "bfloat16" else None
+    model, client = Model(), TorchEngineClient(inprocess)
+    with trainer(ModuleSource(model, dtype=dtype), client, inprocess) as rdt:
+        rdt.init()
+        rdt.send_weights()
+        weight = model.layers[1].weight
+        weight.data = weight.data.reshape(5, 4)  # the same memory
+        with pytest.raises(SourceError, match=r"layers\.1\.weight is now \[5, 4\]"):
+            rdt.send_weights()
+
+
+class Plain:
+    """A source of stable tensors that are in every pass all the same."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.tensors = tensors
+        self.metadata = [SourceMeta(n, t.dtype, tuple(t.shape)) for n, t in tensors.items()]
+
+    def iter_full(self):
+        return iter(self.tensors.items())
+
+    def stable_tensors(self):
+        return self.tensors
+
+
+def test_a_source_that_cannot_leave_its_stable_tensors_out_is_checked_name_by_name(inprocess):
+    tensors = {f"layers.{i}.w": torch.randn(3, 2) for i in range(3)}
+    client = TorchEngineClient(inprocess)
+    with trainer(Plain(tensors), client, inprocess) as rdt:
+        rdt.init()
+        assert rdt.send_weights().bytes_staged == 0
+        assert received(client) == {name: bits(tensor) for name, tensor in tensors.items()}
+        tensors["layers.1.w"] = torch.randn(3, 2)
+        with pytest.raises(SourceError, match=r"layers\.1\.w: .* registered"):
+            rdt.send_weights()
 
 
 # ---- on a GPU ------------------------------------------------------------------------------------

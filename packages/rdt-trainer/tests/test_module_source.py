@@ -108,6 +108,41 @@ def test_stable_tensors_are_what_every_pass_yields_from_the_parameters_own_memor
     }
 
 
+def test_a_pass_may_leave_the_stable_tensors_out():
+    model = nn.Module()
+    model.plain, model.small = nn.Linear(3, 2), nn.Linear(3, 2, dtype=torch.bfloat16)
+    source = ModuleSource(model, dtype=torch.bfloat16)
+    stable = source.stable_tensors()
+    with torch.no_grad():
+        model.small.weight.add_(1)
+    assert source.stable_tensors() is stable  # contents may change
+    assert [name for name, _ in source.iter_rest(stable.keys())] == ["plain.weight", "plain.bias"]
+    own = ModuleSource(model)
+    assert list(own.iter_rest(own.stable_tensors().keys())) == []
+
+
+def test_stable_tensors_are_others_once_a_parameter_is():
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(3, 2))
+    source = ModuleSource(model)
+    stable = source.stable_tensors()
+    model[1].weight = nn.Parameter(torch.randn(2, 3))
+    again = source.stable_tensors()
+    assert again is not stable and again.keys() == stable.keys()
+    assert again["1.weight"].data_ptr() == model[1].weight.data_ptr()
+    model[1].bias.data = torch.randn(2)
+    assert source.stable_tensors()["1.bias"].data_ptr() == model[1].bias.data_ptr()
+    with torch.no_grad():
+        model[1].bias.add_(1)
+    assert source.stable_tensors()["1.bias"]._version == model[1].bias._version
+    model.append(nn.Linear(3, 2))
+    with pytest.raises(SourceError, match=r"2\.bias is new in the module"):
+        source.stable_tensors()
+    del model[2]
+    model[1].weight = None
+    with pytest.raises(SourceError, match=r"1\.weight is no longer in the module"):
+        source.stable_tensors()
+
+
 def test_whatever_changes_the_module_between_passes_is_seen():
     """A stable source walks its module again only when something in it is another thing."""
     model = nn.Module()

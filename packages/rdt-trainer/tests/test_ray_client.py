@@ -116,14 +116,20 @@ class Ordered:
         self.fails = call
 
     def start_weight_update(self):
-        if self.fails == "start":
-            raise RuntimeError("no memory")
-        self.calls.append("start")
+        self._call("start", "start")
 
     def update_weights(self, request):
-        if "start" not in self.calls:
-            raise RuntimeError("not started")
-        self.calls.append(f"update {request.update_info['epoch']}")
+        self._call("update", f"update {request.update_info['epoch']}")
+
+    def finish_weight_update(self, weight_version=None):
+        self._call("finish", f"finish {weight_version}")
+
+    def _call(self, call, told):
+        if self.fails == call:
+            raise RuntimeError("no memory")
+        if len(self.calls) < ["start", "update", "finish"].index(call):
+            raise RuntimeError("what comes before has failed")
+        self.calls.append(told)
 
     def asked(self):
         return self.calls
@@ -141,29 +147,54 @@ class Logged(RayClient):
         return super()._answers(method, references)
 
 
+METHODS = ("start_weight_update", "update_weights", "finish_weight_update")
+
+
 @pytest.mark.parametrize("kind", [Ordered, Engine])
-def test_start_and_update_are_on_their_way_at_once_where_order_is_kept(actors, kind):
+def test_all_calls_are_on_their_way_at_once_where_order_is_kept(actors, kind):
     handle = actors(kind)
     client = Logged(handle, timeout_seconds=60)
     client.log = []
-    client.start_and_update({"epoch": 3})
-    start, update = "start_weight_update", "update_weights"
+    calls = client.submit({"epoch": 3}, "v3")
     if kind is Ordered:
-        assert ray.get(handle.asked.remote()) == ["start", "update 3"]
-        expected = [f"submit {start}", f"submit {update}", f"await {start}", f"await {update}"]
+        assert client.log == [f"submit {method}" for method in METHODS]
+        assert list(calls) == ["update", "finish"]
+        assert client.log[3:] == [f"await {method}" for method in METHODS]
+        assert ray.get(handle.asked.remote()) == ["start", "update 3", "finish v3"]
     else:
-        assert ray.get(handle.asked.remote()) == [("start",), ("update", {"epoch": 3})]
-        expected = [f"submit {start}", f"await {start}", f"submit {update}", f"await {update}"]
-    assert client.log == expected
+        assert client.log == []
+        assert list(calls) == ["start", "update", "finish"]
+        assert client.log == [f"{what} {m}" for m in METHODS for what in ("submit", "await")]
+        told = [("start",), ("update", {"epoch": 3}), ("finish", "v3")]
+        assert ray.get(handle.asked.remote()) == told
 
 
-def test_a_start_that_fails_is_told_and_its_update_changes_nothing(actors):
+@pytest.mark.parametrize(
+    ("call", "reached", "done"),
+    [
+        ("start", ["update"], []),
+        ("update", ["update"], ["start"]),
+        ("finish", ["update", "finish"], ["start", "update 3"]),
+    ],
+)
+def test_the_first_call_that_fails_is_told_and_what_follows_changes_nothing(
+    actors, call, reached, done
+):
     handle = actors(Ordered)
-    ray.get(handle.fail_in.remote("start"))
-    client = RayClient(handle, timeout_seconds=60)
-    with pytest.raises(ClientError, match="start_weight_update: RuntimeError: no memory"):
-        client.start_and_update({"epoch": 3})
-    assert ray.get(handle.asked.remote()) == []
+    ray.get(handle.fail_in.remote(call))
+    method = METHODS[["start", "update", "finish"].index(call)]
+    found: list[str] = []
+    with pytest.raises(ClientError, match=f"{method}: RuntimeError: no memory"):
+        found += RayClient(handle, timeout_seconds=60).submit({"epoch": 3})
+    assert found == reached  # what came before the error is kept
+    assert ray.get(handle.asked.remote()) == done
+
+
+def test_each_handles_answer_comes_in_the_order_of_the_handles(actors):
+    handles = [actors(Generator) for _ in range(3)]
+    ray.get(handles[1].hold_cache.remote())
+    client = RayClient(handles, timeout_seconds=60)
+    assert client._call("reset_prefix_cache") == [True, False, True]
 
 
 def test_engine_that_cannot_pause_sleeps(actors):

@@ -48,6 +48,28 @@ class NewerSource:
         yield from (("a", A), ("b", B))
 
 
+class StandingSource(NewerSource):
+    """All of it is stable: nothing is left for a pass."""
+
+    def stable_tensors(self):
+        return {"a": A, "b": B}
+
+    def iter_rest(self, stable):
+        return iter(())
+
+
+class OverridingSource(StandingSource):
+    """What it does in its passes must be done."""
+
+    def iter_full(self):
+        yield from (("a", A), ("b", B))
+
+
+class OverridingBothSource(OverridingSource):
+    def iter_rest(self, stable):
+        return iter(())
+
+
 class OlderSource:
     """In the shape of 0.32: metadata is a method, held_names speaks of one rank."""
 
@@ -63,6 +85,17 @@ class OlderSource:
     def __iter__(self):
         for name, tensor in (("a", A), ("b", B)):
             yield name, tensor if self._held is None or name in self._held else None
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_left_out"),
+    [(StandingSource, True), (OverridingSource, False), (OverridingBothSource, True)],
+)
+def test_stable_tensors_are_left_out_of_passes_that_are_not_overridden(kind, is_left_out):
+    source = kind()
+    adapted = adapt(source)
+    assert adapted.passes is (source if is_left_out else None)
+    assert adapted.stable.keys() == {"a", "b"}
 
 
 @pytest.mark.parametrize("source", [NewerSource(), OlderSource()])

@@ -78,3 +78,26 @@ def test_many_names_are_counted():
     tensor.add_(1)
     with pytest.raises(SourceError, match="w0, w1, w2, w3 and 5 more changed"):
         versions.check()
+
+
+@pytest.mark.parametrize("changed", [[], ["b"], ["a", "c"]])
+def test_standing_tensors_are_noted_at_once(changed):
+    parameters = {name: torch.nn.Parameter(torch.zeros(2)) for name in "abc"}
+    with torch.inference_mode():
+        unwatched = torch.zeros(2)
+    versions = TensorVersions(3)
+    versions.note_standing(
+        {name: each.detach() for name, each in parameters.items()} | {"i": unwatched}
+    )
+    with torch.no_grad():
+        for name in changed:
+            parameters[name].add_(1)
+    with torch.inference_mode():
+        unwatched.add_(1)
+    versions.check()
+    assert len(versions) == 0
+    if not changed:
+        versions.check_standing()
+        return
+    with pytest.raises(SourceError, match=f"^rank 3: {', '.join(changed)} changed in place"):
+        versions.check_standing()

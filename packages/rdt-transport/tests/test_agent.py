@@ -1,4 +1,5 @@
 import importlib.metadata
+import os
 import subprocess
 import sys
 
@@ -75,3 +76,32 @@ def test_the_minimum_version_is_the_one_the_package_requires():
         each for each in importlib.metadata.requires("rdt-transport") or [] if "nixl" in each
     )
     assert ">=" + ".".join(map(str, agent._MINIMUM_VERSION)) in requirement
+
+
+def test_reads_into_a_gpu_are_posted_by_threads_where_there_are_cores(monkeypatch):
+    for cores, expected in ((3, 0), (4, 4), (64, 4)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, n=cores: set(range(n)))
+        assert agent.posting_threads("cuda") == expected
+        assert agent.posting_threads("cpu") == 0
+
+
+def test_threads_that_post_sleep_while_there_is_nothing_to_post():
+    """Its own process: what this one's other threads do is not of interest."""
+    result = run_python(
+        "import os, time\n"
+        "os.environ.setdefault('UCX_NET_DEVICES', 'lo')\n"
+        "from rdt_transport.agent import NixlAgent\n"
+        "count = lambda: len(os.listdir('/proc/self/task'))\n"
+        "plain = NixlAgent('plain')\n"
+        "before = count()\n"
+        "agent = NixlAgent('a', num_threads=3)\n"
+        "assert count() >= before + 3, (count(), before)\n"
+        "used = time.process_time()\n"
+        "time.sleep(1.0)\n"
+        "used = time.process_time() - used\n"
+        "assert used < 0.3, used\n"
+        "agent.close()\n"
+        "plain.close()\n"
+    )
+
+    assert result.returncode == 0, result.stderr

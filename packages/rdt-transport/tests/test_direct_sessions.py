@@ -91,6 +91,8 @@ def test_direct_chunks_are_exact_each_epoch_and_sources_may_change_after(
     with all_stable(make_wire, manifest, JobSettings(1, 2)) as fleet:
         plan = fleet.consumers[0].plan
         assert plan.chunks and all(chunk.is_direct for chunk in plan.chunks)
+        (offer,) = fleet.clients[1].offers(plan.consumer, SECONDS)
+        assert offer.slots == ()
         fleet.sinks[0].before = lambda chunk: pytest.fail(f"{chunk} went through a slot")
         for seed in (1, 2, 3):
             weights = draw(manifest, seed)
@@ -137,6 +139,7 @@ NAMES = sorted(param.name for param in model(4).params)
     stable=st.lists(st.sets(st.sampled_from(NAMES)), min_size=2, max_size=2),
     frozen=st.sets(st.sampled_from(NAMES)),
     read_polls=st.sampled_from([0, 1, 7]),
+    at_once=st.booleans(),
 )
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_mixture_is_exact(
@@ -151,6 +154,7 @@ def test_any_mixture_is_exact(
     stable: list[set[str]],
     frozen: set[str],
     read_polls: int,
+    at_once: bool,
 ) -> None:
     fabric = InProcessFabric(read_polls)
     owners = ((0, 1),) if replicated else ((0,), (1,))
@@ -173,6 +177,7 @@ def test_any_mixture_is_exact(
         live={(module, param) for module, param in places},
         max_direct_bytes=max_direct_bytes,
     ) as fleet:
+        fleet.at_once = at_once
         for seed in (1, 2):
             weights = draw(manifest, seed)
             sync_threaded(fleet, weights)
@@ -308,7 +313,7 @@ def test_a_group_on_its_way_to_the_progress_thread_takes_its_credit_already() ->
         producer = fleet.producers[0]
         serving = producer._open_epoch()
         producer.wait_for_credit(SECONDS)
-        serving.spend_credit(0)
+        serving.spend_credit([0])
         producer._progress.call(lambda wire: serving._perform(wire, []), SECONDS)  # a doorbell, say
         with pytest.raises(SyncTimeoutError):
             producer.wait_for_credit(0.05)
@@ -437,6 +442,39 @@ def test_a_stable_tensor_that_was_replaced_is_refused_by_name() -> None:
             producer.publish(0, {"embed": other}, 1.0)
         with pytest.raises(SliceError, match=reason):
             producer.publish(0, {"embed": fleet.sources[0]["embed"][:4]}, 1.0)
+        with pytest.raises(SliceError, match=reason):
+            producer.publish_standing({**fleet.sources[0], "embed": other})
+
+
+def test_standing_groups_are_sent_at_once_as_far_as_they_follow_each_other() -> None:
+    manifest = model()
+    names = {param.name for param in manifest.params if not param.name.startswith("layers.1.")}
+    sources = [stable_tensors(manifest, 0, names)]
+    job = JobSettings(1, lookahead=0)
+    with open_fleet(in_process(), manifest, job, (1,), sources=sources) as fleet:
+        producer, weights = fleet.producers[0], draw(manifest, 1)
+        fleet.begin()
+        for name, stable in sources[0].items():
+            stable.copy_(weights[name])
+        gap = manifest.group_of("layers.1.w")
+        before = producer.groups.index(gap)
+        assert producer.publish_standing(sources[0]) == before > 1
+        assert producer.publish_standing(sources[0]) == 0  # it is the other one's turn
+        others = {name: weights[name] for name in manifest.groups[gap].names}
+        producer.publish(gap, others, SECONDS)
+        assert producer.publish_standing(sources[0]) == len(producer.groups) - before - 1 > 0
+        assert producer.publish_standing(sources[0]) == 0
+        producer.finish(SECONDS)
+        fleet.consumers[0].wait(SECONDS)
+        expect_exact(fleet, weights)
+
+
+def test_standing_groups_of_an_epoch_that_failed_are_refused() -> None:
+    with all_stable(in_process(), model(), JobSettings(1), (1,)) as fleet:
+        fleet.begin()
+        fleet.producers[0].abort(SyncAbortedError("enough"))
+        with pytest.raises(SyncAbortedError, match="enough"):
+            fleet.producers[0].publish_standing(fleet.sources[0])
 
 
 def test_a_destination_that_was_replaced_is_refused_by_name() -> None:
@@ -465,7 +503,7 @@ def test_beyond_the_most_storages_tensors_go_through_slots(
         caplog.at_level(logging.WARNING),
         all_stable(in_process(), manifest, JobSettings(1), (1,)) as fleet,
     ):
-        assert "go through slots: at most 1 storages are registered" in caplog.text
+        assert "go through slots: at most 1 allocations are registered" in caplog.text
         assert 0 < fleet.consumers[0].plan.direct_bytes < fleet.consumers[0].plan.bytes_pulled
         sync_threaded(fleet, weights := draw(manifest, 1))
         expect_exact(fleet, weights)
@@ -492,6 +530,6 @@ def test_intervals_are_kept_when_asked_for() -> None:
             assert kept == {"ready": everything, "read": everything, "scatter": slotted}
             assert sorted(r.chunk for r in producer.intervals if r.stage == "pack") == slotted
             gathers = [r.chunk for r in producer.intervals if r.stage == "gather"]
-            assert gathers == [-1] * len(producer.groups)
+            assert gathers == list(producer.groups)
             rows = [*consumer.intervals, *producer.intervals]
             assert all(row.start <= row.end for row in rows)

@@ -22,8 +22,10 @@ HAS_GPU = os.path.exists("/dev/nvidiactl")
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """Ours, without UCX's variables and GPUs, unless ``changes`` bring some."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("UCX_")}
+    """Ours, without UCX's and NIXL's variables and GPUs, unless ``changes`` bring some."""
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("UCX_", "NIXL_"))
+    }
     return {**kept, "CUDA_VISIBLE_DEVICES": "", **changes}
 
 

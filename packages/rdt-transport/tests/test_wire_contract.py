@@ -23,7 +23,11 @@ def nixl() -> MakeWire:
     return NixlWire
 
 
-WIRES = (in_process, in_process_deferred, nixl)
+def nixl_with_threads() -> MakeWire:
+    return lambda role: NixlWire(role, num_threads=3)
+
+
+WIRES = (in_process, in_process_deferred, nixl, nixl_with_threads)
 
 
 @pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)

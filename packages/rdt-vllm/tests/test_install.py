@@ -1,6 +1,8 @@
 """The installer on real vLLM models, without an engine: every byte, address and attribute."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,6 +134,21 @@ def test_as_on_a_gpu_where_nothing_is_packed(
         assert structure(worker.model) == before
         assert addresses(worker.model) == where
     worker.installer.close(TIMEOUT_SECONDS)
+
+
+@pytest.mark.parametrize("config", [TINY_DEEPSEEK_V2], indirect=True)
+def test_the_model_goes_with_a_closed_installer(config: VllmConfig, tmp_path: Path) -> None:
+    first, second = checkpoints(tmp_path, TINY_DEEPSEEK_V2, 1, 2)
+    worker = InstallWorker(config, first)
+    worker.sync(second)
+    worker.installer.close(TIMEOUT_SECONDS)
+
+    model = weakref.ref(worker.model)
+    worker.snapshots.clear()
+    del worker
+    gc.collect()
+
+    assert model() is None  # nor what is tried, derived or kept of it
 
 
 @pytest.mark.parametrize("config", [TINY_DEEPSEEK_V2], indirect=True)

@@ -84,6 +84,23 @@ def test_tied_modules_are_live_together_or_not_at_all(obstructed: str) -> None:
     assert live(units) == ({"b", "c"} if obstructed else {"a", "b", "c", "d"})
 
 
+def test_what_vllm_never_moves_is_there_while_a_unit_is_open_also_when_it_came_later() -> None:
+    model = model_of()
+    unit, module, weight = units_of(model, "a").of["a"], model["a"], model["a"].weight
+    for late in ("_expert_map", "late"):  # the other it takes away
+        module.register_buffer(late, torch.arange(3), persistent=False)
+    expert_map = module._buffers["_expert_map"]
+
+    for _ in range(2):
+        unit.open()
+        assert list(module._buffers) == ["_expert_map"]
+        assert module._buffers["_expert_map"] is expert_map
+        assert unit.destination("a", "weight") is module.weight is not weight
+        unit.abandon()
+        assert list(module._buffers) == ["_expert_map", "late"]
+        assert module.weight is weight
+
+
 def test_memory_that_overlaps_is_no_tie_and_yet_holds_both_back() -> None:
     model = model_of()
     model["b"].weight = nn.Parameter(model["a"].weight.data.view(4, 3), requires_grad=False)

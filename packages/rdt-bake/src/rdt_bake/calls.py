@@ -40,7 +40,8 @@ class Calls:
     def read_value(self, func: Any, args: _Args, kwargs: _Kwargs) -> Any:
         """What ``func``, which turns tensors into Python values, returns for known ones."""
         ledger = self._ledger
-        if not kwargs and len(args) == 1 and isinstance(args[0], Tensor):  # `.item()`: a loader may ask a map for each expert
+        if not kwargs and len(args) == 1 and isinstance(args[0], Tensor):
+            # `.item()`: a loader may ask a map where each expert is, once a weight.
             origin = ledger.origin(args[0])
             if type(origin) is DestinationStorage and ledger.is_constant(origin):
                 return func._op(ledger.real_view(args[0], origin))

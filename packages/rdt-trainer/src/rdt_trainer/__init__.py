@@ -21,7 +21,14 @@ from rdt_trainer.module_source import ModuleSource
 from rdt_trainer.named_views import NamedView
 from rdt_trainer.ray_client import RayClient
 from rdt_trainer.report import SyncReport
-from rdt_trainer.source import LocalWeightSource, SourceMeta, StableTensors, WeightSource, adapt
+from rdt_trainer.source import (
+    LocalWeightSource,
+    SourceMeta,
+    StablePasses,
+    StableTensors,
+    WeightSource,
+    adapt,
+)
 from rdt_transport.rendezvous import JobSettings, RendezvousAddress
 
 __all__ = [
@@ -41,6 +48,7 @@ __all__ = [
     "SettingsError",
     "SourceError",
     "SourceMeta",
+    "StablePasses",
     "StableTensors",
     "SyncFailedError",
     "SyncReport",

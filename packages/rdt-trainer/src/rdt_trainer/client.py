@@ -1,9 +1,9 @@
 """The client: what a trainer asks of an inference server, however it reaches it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Protocol
 
-__all__ = ["Client", "PauseMode", "declared_workers"]
+__all__ = ["Client", "PauseMode", "declared_workers", "steps"]
 
 PauseMode = Literal["abort", "wait", "keep"]
 
@@ -16,8 +16,10 @@ class Client(Protocol):
     after another, never two at once. After a call that failed or never arrived the next is again
     ``init``, ``start`` or ``shutdown``; ``start`` gives up an update that is still open.
 
-    A client may have ``start_and_update(update_info)``, which is called instead of the two: for one
-    that need not wait for the first before it makes the second.
+    A client may have ``submit(update_info, weight_version)``, which is called instead of the three,
+    on the thread that calls `RdtTrainer.send_weights`: for one that need not wait for a call before
+    it makes the next. It returns at once what `steps` does, which a background thread iterates;
+    where a call fails, what was made after it must change nothing.
 
     A client may have ``num_workers``: how many workers its deployment has, which each is told and
     `RdtTrainer.init` checks; 0, as without it, lets them infer it.
@@ -68,3 +70,15 @@ class Client(Protocol):
 def declared_workers(client: Client) -> int:
     """How many workers the client says its deployment has; 0 where it does not say."""
     return getattr(client, "num_workers", 0)
+
+
+def steps(
+    client: Client, update_info: Mapping[str, Any], weight_version: str | None
+) -> Iterator[str]:
+    """Take the client through one update: the name of each call, yielded before it is awaited."""
+    yield "start"
+    client.start()
+    yield "update"
+    client.update(update_info)
+    yield "finish"
+    client.finish(weight_version)

@@ -1,12 +1,12 @@
 """The background threads that drive inference servers while the caller's thread gathers."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from functools import partial
 from typing import Any
 
 from rdt_trainer.call_thread import CallThread
-from rdt_trainer.client import Client
+from rdt_trainer.client import Client, steps
 from rdt_trainer.errors import ClientError
 
 __all__ = ["LAST_WORDS_SECONDS", "Control"]
@@ -69,15 +69,10 @@ class Control:
         ``on_end`` is called on each client's thread, with its replica and its error or None.
         """
 
-        def drive(replica: int) -> None:
-            client = self._clients[replica]
+        def drive(replica: int, calls: Iterator[str]) -> None:
             try:
-                if (both := getattr(client, "start_and_update", None)) is None:
-                    client.start()
-                self._doing[replica] = "update"
-                (both or client.update)(update_info)
-                self._doing[replica] = "finish"
-                client.finish(weight_version)
+                for doing in calls:
+                    self._doing[replica] = doing
             except BaseException as error:
                 on_end(replica, error)
             else:
@@ -85,7 +80,9 @@ class Control:
 
         chosen = list(replicas)
         self._doing.update(dict.fromkeys(chosen, "start"))
-        self._start({replica: partial(drive, replica) for replica in chosen})
+        for replica in chosen:
+            calls = self._submitted(replica, update_info, weight_version)
+            self._start({replica: partial(drive, replica, calls)})
 
     def overdue(self, replicas: Iterable[int], timeout_seconds: float) -> ClientError:
         """The error of calls to these replicas that did not end in time."""
@@ -141,9 +138,26 @@ class Control:
         self._start({each: partial(self._clients[each].init, i) for each, i in init_infos.items()})
         return {self._calls[replica]: replica for replica in init_infos}
 
+    def _submitted(
+        self, replica: int, update_info: Mapping[str, Any], weight_version: str | None
+    ) -> Iterator[str]:
+        """What takes a client through one update; what it can hand in at once is on its way."""
+        client = self._clients[replica]
+        if (submit := getattr(client, "submit", None)) is None:
+            return steps(client, update_info, weight_version)
+        try:
+            return submit(update_info, weight_version)
+        except Exception as error:  # that replica's alone, like any of a call
+            return _failing(error)
+
     def _start(self, calls: Mapping[int, Callable[[], None]]) -> None:
         """Make one call a replica, each on a thread of its own."""
         self._calls |= {each: self._threads[each].submit(call) for each, call in calls.items()}
 
     def _name(self, replica: int) -> str:
         return f"replica {replica} ({self._clients[replica].name})"
+
+
+def _failing(error: Exception) -> Iterator[str]:
+    yield "start"
+    raise error

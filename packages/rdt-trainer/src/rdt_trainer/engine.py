@@ -157,14 +157,9 @@ class RdtTrainer:
             sync = Sync(
                 self._numbering,
                 rank=self._rank,
-                new_pass=lambda: GroupCollector(
-                    job.manifest,
-                    self._rank,
-                    iter(source.iter_full()),
-                    job.device,
-                    source.stable.keys(),
-                ),
+                new_pass=lambda: GroupCollector.of(source, job.manifest, self._rank, job.device),
                 producer=job.producer,
+                num_bytes=job.num_bytes,
                 rendezvous=job.rendezvous,
                 control=job.control,
                 restore=job.restore,

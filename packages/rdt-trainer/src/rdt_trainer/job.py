@@ -45,6 +45,7 @@ class Job:
         timeout_seconds: of each single wait.
 
     Attributes:
+        num_bytes: what this rank sends.
         control: drives the servers; None where there are no clients.
     """
 
@@ -64,6 +65,7 @@ class Job:
         timeout_seconds: float,
     ) -> None:
         self.manifest = manifest
+        self.num_bytes = sum(p.num_bytes for p in manifest.params if rank in p.owners)
         self.device = device
         self.control: Control | None = None
         self._hosting = hosting

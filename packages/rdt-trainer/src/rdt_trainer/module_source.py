@@ -1,7 +1,7 @@
 """A torch module as a weight source."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Self
@@ -11,7 +11,8 @@ from torch import nn
 
 from rdt_plan.groups import group_ordered
 from rdt_trainer.errors import SourceError
-from rdt_trainer.module_tensors import module_identity, module_tensors
+from rdt_trainer.module_snapshot import ModuleSnapshot
+from rdt_trainer.module_tensors import module_tensors
 from rdt_trainer.named_views import NamedView, Region, regions
 from rdt_trainer.served import Served, Whole, is_member, mesh_ranks
 from rdt_trainer.source import SourceMeta
@@ -76,9 +77,10 @@ class ModuleSource:
         self._dtype = dtype
         self._persistent_buffers = persistent_buffers
         self._stable = stable
-        self._identity: list[object] | None = None
-        self._walked: dict[str, torch.Tensor] = {}  # while the module has that identity
+        self._snapshot: ModuleSnapshot | None = None
+        self._walked: dict[str, torch.Tensor] = {}  # while the snapshot holds
         self._unchanged: Mapping[str, torch.Tensor] | None = None  # what was checked last
+        self._stable_tensors: dict[str, torch.Tensor] | None = None  # of these
         self._described: frozenset[str] = frozenset()  # the tensors that `metadata` looked at
 
     @classmethod
@@ -126,10 +128,34 @@ class ModuleSource:
 
     def iter_full(self) -> Iterator[tuple[str, torch.Tensor]]:
         """A pass over the parameters this rank holds; see `WeightSource.iter_full`."""
-        tensors = self._tensors()
-        self._check_unchanged(tensors)
+        return self._iter(())
+
+    def stable_tensors(self) -> dict[str, torch.Tensor]:
+        """What is served from a parameter's own memory: neither cast, copied nor gathered.
+
+        The same dict again while the module's tensors are what they were; see `StablePasses`.
+        """
+        if not self._stable:
+            return {}
+        tensors = self._checked_tensors()
+        if self._stable_tensors is None:
+            self._stable_tensors = {
+                name: served.part(tensors[served.tensor_name].detach())
+                for name, served in self._served.items()
+                if served.is_stable(tensors[served.tensor_name])
+            }
+        return self._stable_tensors
+
+    def iter_rest(self, stable: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """A pass over the other names; see `StablePasses`."""
+        return iter(()) if len(stable) == len(self._served) else self._iter(stable)
+
+    def _iter(self, left_out: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        tensors = self._checked_tensors()
         held: dict[Whole, torch.Tensor] = {}
         for name, served in self._served.items():
+            if name in left_out:
+                continue
             tensor = tensors[served.tensor_name]
             if served.needs_no_gather(tensor):  # most of a model's many tensors
                 yield name, served.part(tensor.detach())
@@ -143,17 +169,6 @@ class ModuleSource:
                 del whole  # the last part is the only one left that refers to it
                 yield name, part
                 del part
-
-    def stable_tensors(self) -> dict[str, torch.Tensor]:
-        """What is served from a parameter's own memory: neither cast, copied nor gathered."""
-        if not self._stable:
-            return {}
-        tensors = self._tensors()
-        return {
-            name: served.part(tensors[served.tensor_name].detach())
-            for name, served in self._served.items()
-            if served.is_stable(tensors[served.tensor_name])
-        }
 
     @cached_property
     def _last(self) -> dict[Whole, str]:
@@ -190,22 +205,26 @@ class ModuleSource:
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """The module's tensors; one that is `stable` is walked again only when it has others."""
-        identity = module_identity(self._module) if self._stable else None
-        if identity is None or identity != self._identity:
-            self._walked = module_tensors(self._module, persistent_buffers=self._persistent_buffers)
-            self._identity = identity
-        walked = self._walked
         if not self._stable:  # nothing that was replaced may live on here
-            self._walked = {}
-        return walked
+            return module_tensors(self._module, persistent_buffers=self._persistent_buffers)
+        if self._snapshot is None or not self._snapshot.holds():
+            self._walked = module_tensors(self._module, persistent_buffers=self._persistent_buffers)
+            self._snapshot = ModuleSnapshot(self._module, self._walked.values())
+        return self._walked
+
+    def _checked_tensors(self) -> Mapping[str, torch.Tensor]:
+        """The module's tensors, which are those that were described."""
+        tensors = self._tensors()
+        if tensors is not self._unchanged:
+            self._check_unchanged(tensors)
+            self._unchanged = tensors if self._stable else None
+            self._stable_tensors = None
+        return tensors
 
     def _check_unchanged(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """What is served was declared once: none may go, change its shape, or come."""
         for served in self._served.values():
             served.check_present(tensors.get(served.tensor_name))
-        if tensors is self._unchanged:
-            return
-        self._unchanged = tensors if self._stable else None
         self._check_table(tensors)
         for name in sorted(tensors.keys() - self._described):
             if any(self._parts(name, tensors[name])):

@@ -11,7 +11,7 @@ from rdt_trainer.devices import check_device
 from rdt_trainer.errors import SourceError
 from rdt_trainer.wrappers import name_stripper
 
-__all__ = ["module_identity", "module_tensors", "transient_buffers"]
+__all__ = ["module_tensors", "transient_buffers"]
 
 FLAT_PARAMETER = "_flat_param"
 FSDP1_REMEDY = (
@@ -58,25 +58,6 @@ def module_tensors(module: nn.Module, *, persistent_buffers: bool) -> dict[str, 
                 "expected distinct names; serve the wrapped module"
             )
         found[name] = tensor
-    return found
-
-
-def module_identity(module: nn.Module) -> list[object]:
-    """Equal to an earlier one while no module or tensor was replaced, renamed, added or removed.
-
-    Contents, shapes and devices may differ. Made of ids: keep the tensors of the earlier one alive.
-    Some tenths of a microsecond a tensor, where `module_tensors` takes tens.
-    """
-    found: list[object] = []
-    waiting = [module]
-    while waiting:
-        inner = waiting.pop()
-        found.append(id(inner))
-        for tensors in (inner._parameters, inner._buffers):
-            found += tensors
-            found += map(id, tensors.values())
-        found += inner._modules
-        waiting += [each for each in inner._modules.values() if each is not None]
     return found
 
 

@@ -1,16 +1,19 @@
 """A client of engines that live in Ray actors."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from rdt_trainer.client import PauseMode
+from rdt_trainer.client import PauseMode, steps
 from rdt_trainer.errors import ClientError, SettingsError
 from rdt_transport.errors import RayMissingError
 from rdt_transport.rendezvous import import_ray
 
 __all__ = ["RayClient"]
+
+_Call = tuple[str, list[Any]]
+"""A method, and a reference to each handle's answer."""
 
 
 class RayClient:
@@ -52,20 +55,26 @@ class RayClient:
     def update(self, update_info: Mapping[str, Any]) -> None:
         self._call("update_weights", SimpleNamespace(update_info=dict(update_info)))
 
-    def start_and_update(self, update_info: Mapping[str, Any]) -> None:
-        """`start` and `update`, both on their way before either is awaited.
+    def submit(
+        self, update_info: Mapping[str, Any], weight_version: str | None = None
+    ) -> Iterator[str]:
+        """`start`, `update` and `finish`, all on their way before any is awaited; see `Client`.
 
         Where the actors run one call at a time, in the order in which they come; an engine refuses
-        an update whose start has failed. Elsewhere one after the other.
+        an update or a finish after what failed before. Elsewhere one after the other.
         """
         if not self._is_ordered:
-            self.start()
-            self.update(update_info)
-            return
+            return steps(self, update_info, weight_version)
         request = SimpleNamespace(update_info=dict(update_info))
-        calls = [self._submit("start_weight_update"), self._submit("update_weights", request)]
-        for call in calls:
+        opening = [self._submit("start_weight_update"), self._submit("update_weights", request)]
+        return self._awaited(opening, self._submit("finish_weight_update", weight_version))
+
+    def _awaited(self, opening: Sequence[_Call], closing: _Call) -> Iterator[str]:
+        yield "update"
+        for call in opening:  # in order: what failed first is what is told
             self._answers(*call)
+        yield "finish"
+        self._answers(*closing)
 
     def finish(self, weight_version: str | None = None) -> None:
         self._call("finish_weight_update", weight_version)
@@ -109,8 +118,7 @@ class RayClient:
         """Every handle's answer, in the order of the handles."""
         return self._answers(*self._submit(method, *arguments, **options))
 
-    def _submit(self, method: str, *arguments: Any, **options: Any) -> tuple[str, list[Any]]:
-        """The method, and a reference to each handle's answer."""
+    def _submit(self, method: str, *arguments: Any, **options: Any) -> _Call:
         if not self._has(method):
             raise ClientError(
                 f"{self.name} has no {method}: expected actors with the methods of vLLM's LLM or "
@@ -124,15 +132,19 @@ class RayClient:
         from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
         deadline = time.monotonic() + self._timeout_seconds
-        pending = list(references)
+        pending, answers = list(references), dict[Any, Any]()
         try:
             while pending:
-                left = deadline - time.monotonic()
-                done, pending = ray.wait(pending, num_returns=1, timeout=max(left, 0.0))
+                done = pending
+                if len(pending) > 1:  # whoever is first: an error must not wait for the rest
+                    left = deadline - time.monotonic()
+                    done, _ = ray.wait(pending, num_returns=1, timeout=max(left, 0.0))
                 if not done:
                     raise GetTimeoutError(f"{len(pending)} of {len(references)} did not answer")
-                ray.get(done, timeout=max(deadline - time.monotonic(), 0.0))
-            return ray.get(list(references), timeout=max(deadline - time.monotonic(), 0.0))
+                (first,) = done
+                answers[first] = ray.get(first, timeout=max(deadline - time.monotonic(), 0.0))
+                pending.remove(first)
+            return [answers[each] for each in references]
         except GetTimeoutError as error:
             raise ClientError(
                 f"{self.name}.{method}: no answer within {self._timeout_seconds:g} seconds: "

@@ -19,6 +19,7 @@ __all__ = [
     "AdaptedSource",
     "LocalWeightSource",
     "SourceMeta",
+    "StablePasses",
     "StableTensors",
     "WeightSource",
     "adapt",
@@ -82,6 +83,25 @@ class StableTensors(Protocol):
         ...
 
 
+class StablePasses(StableTensors, Protocol):
+    """A source whose stable tensors are in no pass: a sync takes no step for each of them.
+
+    A class that overrides ``iter_full`` and inherits `iter_rest` counts as a `StableTensors`.
+    """
+
+    def stable_tensors(self) -> Mapping[str, torch.Tensor]:
+        """As of `StableTensors`, of the same names each time; asked again as every sync begins.
+
+        Returning the very mapping of the last time says that they are still those tensors at those
+        addresses, which are then not looked at one by one.
+        """
+        ...
+
+    def iter_rest(self, stable: Collection[str]) -> NamedTensors:
+        """As `WeightSource.iter_full`, without the names of what `stable_tensors` just returned."""
+        ...
+
+
 class LocalWeightSource(Protocol):
     """A source that yields each rank's pieces of sharded parameters: not served yet.
 
@@ -105,11 +125,13 @@ class AdaptedSource:
         params: the whole model in source order, owners explicit.
         iter_full: starts a pass over what this rank owns.
         stable: the tensors that stay where they are, by name.
+        passes: the source itself, if its passes may do without these.
     """
 
     params: tuple[ParamMeta, ...]
     iter_full: Callable[[], NamedTensors]
     stable: Mapping[str, torch.Tensor]
+    passes: StablePasses | None = None
 
 
 def adapt(
@@ -129,7 +151,9 @@ def adapt(
     declared = cache(lambda: _declared(source, rank))
     if _implements_iter_full(source):
         params = tuple(_param(meta, num_producers) for meta in declared())
-        return AdaptedSource(params, source.iter_full, _stable(source, params, rank))
+        stable = _stable(source, params, rank)
+        passes = source if stable and _has_own_rest(source) else None
+        return AdaptedSource(params, source.iter_full, stable, passes)
     if hasattr(source, "__iter__"):
         owners = _held_owners(source, declared, rank, num_producers, exchange)
         params = tuple(_param(meta, num_producers, owners) for meta in declared())
@@ -145,7 +169,7 @@ def adapt(
 
 def _stable(source: Any, params: Iterable[ParamMeta], rank: int) -> Mapping[str, torch.Tensor]:
     declared = getattr(source, "stable_tensors", None)
-    tensors = dict(declared()) if callable(declared) else {}
+    tensors = declared() if callable(declared) else {}
     owned = {param.name for param in params if rank in param.owners}
     if unknown := tensors.keys() - owned:
         raise SourceError(
@@ -180,6 +204,20 @@ def _implements_iter_full(source: Any) -> bool:
         return False
     implements = getattr(source, "implements_iter_full", None)
     return bool(implements()) if callable(implements) else True
+
+
+def _has_own_rest(source: Any) -> bool:
+    """Whether ``iter_rest`` was written for this ``iter_full``.
+
+    Not where a class below overrides only that: its passes would be left out without a word.
+    """
+    for each in (source, *type(source).__mro__):
+        defined = getattr(each, "__dict__", {})
+        if "iter_rest" in defined:
+            return callable(defined["iter_rest"])
+        if "iter_full" in defined:
+            return False
+    return False
 
 
 def _held_only(source: Iterable[tuple[str, torch.Tensor | None]]) -> NamedTensors:

@@ -48,6 +48,7 @@ class Sync:
         rank: this trainer rank.
         new_pass: starts a pass over the source.
         producer: serves the groups.
+        num_bytes: of all of them.
         rendezvous: told of failures; asked how the epoch ended.
         control: drives the servers; None on ranks other than 0.
         restore: called before the epoch begins, to attach what fell before.
@@ -61,6 +62,7 @@ class Sync:
         rank: int,
         new_pass: Callable[[], GroupCollector],
         producer: Producer,
+        num_bytes: int,
         rendezvous: RendezvousClient,
         control: Control | None,
         restore: Callable[[], None],
@@ -72,6 +74,7 @@ class Sync:
         self._rank = rank
         self._new_pass = new_pass
         self._producer = producer
+        self._num_bytes = num_bytes
         self._rendezvous = rendezvous
         self._control = control
         self._restore = restore
@@ -83,7 +86,6 @@ class Sync:
         self._consequence: Consequence | None = None
         self._collector: GroupCollector | None = None
         self._is_connected = True
-        self._num_bytes = 0
         self._doing = Cause.BEGIN
         self._started = time.perf_counter()
         self._seconds = dict.fromkeys(("begin", "gather", "publish", "wait", "finish"), 0.0)
@@ -138,19 +140,23 @@ class Sync:
                 driving.on_dropped(*each)
         with self._step("gather", Cause.SOURCE_RAISED):
             self._collector = collector = self._new_pass()
-        for group in producer.groups:
+        groups = list(producer.groups)
+        while groups:
             with self._step("publish", Cause.PRODUCER):
+                if collector.standing:
+                    del groups[: producer.publish_standing(collector.standing)]
+                if not groups:
+                    break
                 producer.wait_for_credit(timeout_seconds)
+            group = groups.pop(0)
             with self._step("gather", Cause.SOURCE_RAISED):
                 tensors = collector.collect(group)
             with self._step("publish", Cause.PRODUCER):
                 producer.publish(group, tensors, timeout_seconds)
-            self._num_bytes += sum(tensor.nbytes for tensor in tensors.values())
             del tensors  # the producer's until the group is released, and nobody's after
             self._raise_failure()
         with self._step("gather", Cause.SOURCE_RAISED):
             collector.finish()
-            collector.check_unchanged()
         self._advance(Stage.WAIT)
         with self._step("wait", Cause.PRODUCER):
             producer.finish(timeout_seconds)
@@ -190,8 +196,7 @@ class Sync:
         self._raise_failure()
 
     def _raise_failure(self) -> None:
-        failure = self._state.failure
-        if failure is not None:
+        if (failure := self._state.failure) is not None:
             raise failure.error
 
     def _cause_of(self, error: BaseException) -> Cause:
@@ -218,8 +223,7 @@ class Sync:
                     driving.on_dropped(consumer, incarnation)
             case ConnectionLost(reason):
                 self._is_connected = False
-                error = SyncAbortedError(f"the rendezvous is gone: {reason}")
-                self._fail(Cause.CONNECTION, error)
+                self._fail(Cause.CONNECTION, SyncAbortedError(f"the rendezvous is gone: {reason}"))
             case _:
                 pass
 

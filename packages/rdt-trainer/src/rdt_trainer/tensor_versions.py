@@ -1,6 +1,6 @@
 """Tells whether tensors were changed in place since they were noted, without keeping them alive."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -25,6 +25,8 @@ class TensorVersions:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._noted: list[tuple[str, torch.Tensor, int]] = []
+        self._standing: Mapping[str, torch.Tensor] = {}
+        self._standing_versions: list[int] = []
 
     def note(self, name: str, tensor: torch.Tensor, *, keep: bool = False) -> None:
         """Remember the tensor's present version.
@@ -43,12 +45,36 @@ class TensorVersions:
             counter.data = tensor.new_empty(0)
         self._noted.append((name, counter, tensor._version))
 
+    def note_standing(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Remember the present versions of tensors, by name, whose memory stays anyway.
+
+        Once, for all of them; `__len__` does not count them. The mapping is kept.
+        """
+        try:
+            versions = [tensor._version for tensor in tensors.values()]
+        except RuntimeError:  # of an inference tensor
+            tensors = {name: each for name, each in tensors.items() if not each.is_inference()}
+            versions = [tensor._version for tensor in tensors.values()]
+        self._standing, self._standing_versions = tensors, versions
+
     def __len__(self) -> int:
         return len(self._noted)
 
     def check(self, start: int = 0) -> None:
-        """Raises `SourceError` when a tensor changed; those noted before ``start`` are skipped."""
-        changed = list(self._changed(start))
+        """Raises `SourceError` when a tensor changed; those noted before ``start`` are skipped.
+
+        The standing ones are `check_standing`'s.
+        """
+        self._refuse(list(self._changed(start)))
+
+    def check_standing(self) -> None:
+        """Raises `SourceError` when a standing tensor changed."""
+        found = [tensor._version for tensor in self._standing.values()]
+        if found != self._standing_versions:
+            pairs = zip(self._standing, found, self._standing_versions, strict=True)
+            self._refuse([name for name, version, noted in pairs if version != noted])
+
+    def _refuse(self, changed: Sequence[str]) -> None:
         if changed:
             names = ", ".join(changed[:MAX_NAMES])
             if len(changed) > MAX_NAMES:

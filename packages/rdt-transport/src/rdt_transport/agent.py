@@ -14,7 +14,14 @@ from typing import Any, Literal
 
 from rdt_transport.errors import NixlMissingError, PeerLostError, WireError
 
-__all__ = ["ENVIRONMENT_DEFAULTS", "MemoryKind", "NixlAgent", "Span"]
+__all__ = [
+    "ENVIRONMENT_DEFAULTS",
+    "SPLIT_REGIONS",
+    "MemoryKind",
+    "NixlAgent",
+    "Span",
+    "posting_threads",
+]
 
 MemoryKind = Literal["DRAM", "VRAM"]
 Span = tuple[int, int, int]
@@ -29,9 +36,25 @@ ENVIRONMENT_DEFAULTS = {
 """Environment variables set when an agent is made, each only where the user has not set it; those
 of CUDA only where there is a GPU, since UCX warns of settings that nothing reads."""
 
+SPLIT_REGIONS = 32
+"""Regions from which on a read is split over posting threads: handing the shares out costs tens of
+microseconds, and a region of a GPU's memory takes several to post."""
+
+POSTING_THREADS = 4
 _NVIDIA_DRIVER_PATHS = ("/dev/nvidiactl", "/dev/dxg")
 _MINIMUM_VERSION = (1, 5)
 _REMEDY = "install it with: pip install 'nixl>=1.5,<2'"
+
+
+def posting_threads(device_type: str) -> int:
+    """How many threads should post reads into memory of this type ("cpu", "cuda").
+
+    `POSTING_THREADS` for a GPU, if this process may run on as many cores; none for the host, where
+    a read is a copy that one core makes as well as several.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    on_gpu = device_type == "cuda"
+    return POSTING_THREADS if on_gpu and (cores or 1) >= POSTING_THREADS else 0
 
 
 def _import_nixl() -> Any:
@@ -52,6 +75,13 @@ def _set_environment_defaults() -> None:
     for variable, value in ENVIRONMENT_DEFAULTS.items():
         if has_gpu or "CUDA" not in variable:
             os.environ.setdefault(variable, value)
+
+
+def _pool(num_threads: int) -> dict[str, str]:
+    """NIXL's parameters of a pool of posting threads."""
+    if num_threads == 0:
+        return {}
+    return {"num_threads": str(num_threads), "split_batch_size": str(SPLIT_REGIONS)}
 
 
 class _Translated:
@@ -91,9 +121,11 @@ class NixlAgent:
     Args:
         name: unique for this incarnation; peers see it as the sender of notifications.
         backend: the NIXL plugin that moves the bytes.
+        num_threads: that post the regions of a read of `SPLIT_REGIONS` or more, each a share, and
+            poll until they have landed; they sleep otherwise. 0: the calling thread posts all.
     """
 
-    def __init__(self, name: str, backend: str = "UCX") -> None:
+    def __init__(self, name: str, backend: str = "UCX", num_threads: int = 0) -> None:
         _set_environment_defaults()
         api = _import_nixl()
         bindings = api.nixlBind
@@ -112,7 +144,7 @@ class NixlAgent:
                     f"NIXL has no plugin {backend}, only {self._agent.get_plugin_list()}; "
                     "install a NIXL build that ships it"
                 )
-            self._agent.create_backend(backend)
+            self._agent.create_backend(backend, _pool(num_threads))
         self.name = name
 
     def _translated(self, doing: str) -> "_Translated":

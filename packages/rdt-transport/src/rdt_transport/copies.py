@@ -110,8 +110,13 @@ class CopyTable:
         if not self._copies:
             return
         bases = [*sources[: self._num_sources], *targets[: self._num_targets]]
+        with torch._C.DisableTorchFunctionSubclass():  # parameters of a class ask Python each time
+            self._run(bases)
+
+    def _run(self, bases: Sequence[Tensor]) -> None:
         addresses = [base.data_ptr() for base in bases]
         if self._mover is None or addresses != self._addresses:
+            sources, targets = bases[: self._num_sources], bases[self._num_sources :]
             self._check(sources, self._source_bytes, self._source_names or "source")
             self._check(targets, self._target_bytes, self._target_names or "target")
             residues = [address % WIDEST for address in addresses]

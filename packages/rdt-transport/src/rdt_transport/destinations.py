@@ -42,9 +42,7 @@ class Destinations:
     """
 
     def __init__(self, plan: SyncPlan, find: Destination | None) -> None:
-        places = [
-            place for chunk in plan.chunks if chunk.is_direct for place in chunk.placements
-        ]
+        places = [place for chunk in plan.chunks if chunk.is_direct for place in chunk.placements]
         names = dict.fromkeys((place.module, place.param) for place in places)
         if names and find is None:
             raise WireError(

@@ -14,17 +14,15 @@ from rdt_plan import (
     ChunkTable,
     Doorbell,
     EpochRecord,
-    Kind,
-    Mailbox,
     Manifest,
     ProducerRecord,
     Subscription,
-    Verdict,
     encode_manifest,
     rank_schedule,
 )
+from rdt_transport.done_mail import DoneMail
 from rdt_transport.errors import SyncAbortedError
-from rdt_transport.events import events_of
+from rdt_transport.events import Event, events_of
 from rdt_transport.failures import Failures
 from rdt_transport.intervals import Intervals
 from rdt_transport.progress import ProgressThread
@@ -38,7 +36,7 @@ from rdt_transport.rendezvous import (
 )
 from rdt_transport.serve_ring import Served
 from rdt_transport.serve_rings import ServeRings
-from rdt_transport.serving import Serving
+from rdt_transport.serving import Serving, Sources
 from rdt_transport.serving_thread import ServingThread
 from rdt_transport.stable_sources import StableSources
 from rdt_transport.wire.base import ReadDone, ReadFailed, Wire
@@ -100,9 +98,8 @@ class Producer:
             sources=self._sources.names,
         )
         self._failures = Failures()
-        self._mailbox = Mailbox(settings.num_slots)
+        self._mail = DoneMail(rank, settings.num_slots, self._rings)
         self._serving: Serving | None = None
-        self._addressee: Serving | None = None  # of what the mailbox delivers; they move together
         self.intervals: Intervals | None = None
         self._records_intervals = False
 
@@ -141,16 +138,10 @@ class Producer:
         self._serving = serving
         if serving.settled:
             self._thread.set_quiet(True)
-
-        def open_mailbox(wire: Wire) -> None:
-            self._addressee = serving
-            for doorbell in self._mailbox.open(bytes.fromhex(record.session), record.epoch):
-                self._done(wire, serving, doorbell)
-
-        self._progress.submit(open_mailbox, self)
+        self._progress.submit(lambda wire: self._mail.open(wire, serving), self)
         # What the rendezvous told between its answer to `begin` and this call.
-        for _, incarnation in record.live:
-            if (reason := self._gone.get(gone := bytes.fromhex(incarnation))) is not None:
+        for gone in [bytes.fromhex(incarnation) for _, incarnation in record.live]:
+            if (reason := self._gone.get(gone)) is not None:
                 self._drop(gone, reason)
         self._heed_failures()
 
@@ -196,8 +187,28 @@ class Producer:
         sources = {name: self._sources.checked(name, each) for name, each in tensors.items()}
         filled = self._events.record()
         serving.wait_for_credit(timeout_seconds)
-        serving.spend_credit(group)
-        self._progress.submit(lambda wire: serving.publish(wire, group, sources, filled), self)
+        self._publish(serving, {group: sources}, filled)
+
+    def publish_standing(self, tensors: Mapping[str, torch.Tensor]) -> int:
+        """Serve what is next in ``self.groups`` while it is nothing but sources; how many groups.
+
+        As `publish`, without a step for each name. ``tensors``: see `StableSources.check`.
+        """
+        self._sources.check(tensors)
+        serving = self._open_epoch()
+        if held := {group: self._sources.groups[group] for group in serving.standing_next()}:
+            serving.wait_for_credit(0.0)  # raises what ended the epoch
+            self._publish(serving, held, self._events.record())
+        return len(held)
+
+    def _publish(self, serving: Serving, groups: Mapping[int, Sources], filled: Event) -> None:
+        serving.spend_credit(list(groups))
+
+        def arrive(wire: Wire) -> None:
+            for group, sources in groups.items():
+                serving.publish(wire, group, sources, filled)
+
+        self._progress.submit(arrive, self)
 
     def finish(self, timeout_seconds: float) -> None:
         """Block until nobody who may commit reads the sources; raises what ended the epoch."""
@@ -273,14 +284,7 @@ class Producer:
         return self._serving is not None and not self._serving.settled
 
     def on_doorbell(self, wire: Wire, sender: str, doorbell: Doorbell) -> None:
-        """A DONE: of this epoch, of the next (kept), or stale or of a stranger (dropped)."""
-        served = self._rings.get(doorbell.sender)
-        if served is None or served.wire_name != sender:
-            _logger.debug("producer %d: dropped a doorbell of %s", self.rank, sender)
-            return
-        verdict = self._mailbox.accept(doorbell)
-        if doorbell.kind is Kind.DONE and verdict is Verdict.DELIVER and self._addressee:
-            self._done(wire, self._addressee, doorbell)
+        self._mail.accept(wire, sender, doorbell)
 
     def on_read(self, wire: Wire, event: ReadDone | ReadFailed) -> None:
         """A producer reads nothing."""
@@ -294,7 +298,3 @@ class Producer:
         """A callback raised."""
         _logger.error("producer %d: %s", self.rank, error, exc_info=error)
         self.fail(error)
-
-    def _done(self, wire: Wire, serving: Serving, doorbell: Doorbell) -> None:
-        if (served := self._rings.get(doorbell.sender)) is not None:
-            serving.done(wire, served, doorbell.seq)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import NamedTuple
 
 import torch
@@ -33,7 +34,7 @@ from rdt_transport.serve_ring import Served
 from rdt_transport.serving_thread import ServingThread
 from rdt_transport.wire.base import Wire
 
-__all__ = ["Serving"]
+__all__ = ["Serving", "Sources"]
 
 Sources = Mapping[str, torch.Tensor]
 
@@ -104,7 +105,7 @@ class Serving:
         self._machine = ProducerEpoch(tables, groups, lookahead, self._standing)
         self._published: dict[int, _Published] = {}
         self._packing: list[_Packing] = []
-        self._credited = time.perf_counter()
+        self._credited: float | None = time.perf_counter()  # None: the credit is spent
         self._changed = threading.Condition()
         self._may_publish = self._machine.may_publish()
         self._groups = tuple(groups)
@@ -124,9 +125,8 @@ class Serving:
 
         A standing group is never waited for, so several of them may be on their way.
         """
-        is_standing = not self._standing.isdisjoint(self._groups[self._num_sent :][:1])
-        self._wait(lambda: is_standing or self._may_publish, timeout_seconds)
-        self._credited = time.perf_counter()
+        self._wait(lambda: self._may_publish or bool(self.standing_next()), timeout_seconds)
+        self._credited = self._credited or time.perf_counter()
 
     def wait_until_settled(self, timeout_seconds: float) -> None:
         """Block until nothing reads the sources any more; raises what ended the epoch."""
@@ -142,12 +142,18 @@ class Serving:
                     "process"
                 ) from error
 
-    def spend_credit(self, group: int) -> None:
-        """``group`` is on its way to the progress thread; it gives no credit before it is there."""
-        if self._intervals is not None:
-            self._intervals.add("gather", group, self._credited)
+    def standing_next(self) -> list[int]:
+        """The groups to publish next, as many as are standing: none of them takes credit."""
+        return list(takewhile(self._standing.__contains__, self._groups[self._num_sent :]))
+
+    def spend_credit(self, groups: Sequence[int]) -> None:
+        """They are on their way to the progress thread, which gives none before they are there."""
+        if self._intervals is not None and self._credited is not None:
+            for group in groups:
+                self._intervals.add("gather", group, self._credited)
+        self._credited = None
         with self._changed:
-            self._num_sent += 1
+            self._num_sent += len(groups)
             self._may_publish = False
 
     def _wait(self, condition: Callable[[], bool], timeout_seconds: float) -> None:
@@ -260,11 +266,8 @@ class Serving:
                 case Finished():
                     self._settle()
                 case Quiesced(reason):
-                    self._fail(
-                        SyncAbortedError(
-                            f"producer {self._rank}, epoch {self.record.epoch}: {reason}"
-                        )
-                    )
+                    told = f"producer {self._rank}, epoch {self.record.epoch}: {reason}"
+                    self._fail(SyncAbortedError(told))
                     self._settle()
         with self._changed:
             arrived = self._num_arrived == self._num_sent

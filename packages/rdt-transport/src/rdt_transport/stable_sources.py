@@ -8,7 +8,7 @@ import torch
 
 from rdt_plan import Manifest, SliceError
 from rdt_plan.records import SourceRegion
-from rdt_transport.device_memory import VIRTUAL_MEMORY_REMEDY, is_registrable
+from rdt_transport.device_memory import VIRTUAL_MEMORY_REMEDY, allocation_of, is_registrable
 from rdt_transport.pack import check_held
 
 __all__ = ["MAX_SOURCE_REGIONS", "StableSources"]
@@ -16,7 +16,12 @@ __all__ = ["MAX_SOURCE_REGIONS", "StableSources"]
 _logger = logging.getLogger(__name__)
 
 MAX_SOURCE_REGIONS = 16384
-"""Storages that one producer registers: each adds some hundred bytes to its metadata."""
+"""Allocations that one producer registers: each adds some hundred bytes to its metadata."""
+
+REPLACED_REMEDY = (
+    "workers read the registered memory: change tensors in place, or make the trainer anew after "
+    "replacing them"
+)
 
 
 class _Source(NamedTuple):
@@ -33,7 +38,7 @@ class StableSources:
     """What ``rank`` holds in tensors whose memory stays where it is.
 
     Tensors that cannot be registered (of another device than ``device``, in virtual memory, beyond
-    `MAX_SOURCE_REGIONS` storages) or that have no elements are left out: they go through slots.
+    `MAX_SOURCE_REGIONS` allocations) or that have no elements are left out: they go through slots.
 
     Args:
         manifest: the whole model.
@@ -43,7 +48,8 @@ class StableSources:
 
     Attributes:
         names: of the tensors that direct chunks may read.
-        groups: the gather groups of which the rank holds nothing else.
+        groups: the gather groups of which the rank holds nothing else, and what slotted chunks of
+            each are packed from, by name.
         regions: where the tensors lie, in manifest order.
         buffers: what a wire must register.
 
@@ -64,6 +70,7 @@ class StableSources:
         self._rank = rank
         where = torch.device(device)
         buffers: dict[int, torch.Tensor] = {}
+        allocations: set[tuple[int, int]] = set()
         left_out: dict[str, list[str]] = {}
         for name in tensors:
             manifest.param(name)
@@ -78,13 +85,15 @@ class StableSources:
                     f"negative bit, found strides {tensor.stride()} of shape {list(tensor.shape)}; "
                     "leave it out of the stable tensors"
                 )
-            storage = tensor.untyped_storage().data_ptr()
-            if storage not in buffers:
-                why = _why_not(tensor, where, len(buffers))
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in buffers:
+                allocation = allocation_of(storage)
+                why = _why_not(tensor, where, len(allocations) - (allocation in allocations))
                 if why is not None:
                     left_out.setdefault(why, []).append(param.name)
                     continue
-                buffers[storage] = tensor
+                buffers[storage.data_ptr()] = tensor
+                allocations.add(allocation)
             address = tensor.data_ptr()
             self._sources[param.name] = _Source(
                 SourceRegion(index, address, tensor.device.index or 0),
@@ -109,7 +118,28 @@ class StableSources:
             for param in manifest.params
             if param.name not in self.names and param.held_by(rank) is not None
         }
-        self.groups = frozenset(map(manifest.group_of, self.names)) - others
+        by_group: dict[int, dict[str, torch.Tensor]] = {}
+        for name, source in self._sources.items():
+            by_group.setdefault(manifest.group_of(name), {})[name] = source.held
+        self.groups = {group: held for group, held in by_group.items() if group not in others}
+        self._last_checked: Mapping[str, torch.Tensor] | None = tensors
+
+    def check(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Raises `SliceError` unless ``tensors`` are those that were registered, by name.
+
+        The very mapping of the last time, or that this was made with, is not looked at again.
+        """
+        if tensors is self._last_checked:
+            return
+        self._last_checked = None
+        for name in self._sources:
+            if name not in tensors:
+                raise SliceError(
+                    f"{name}: producer {self._rank} registered it, and it is no stable tensor any "
+                    f"more; {REPLACED_REMEDY}"
+                )
+            self.checked(name, tensors[name])
+        self._last_checked = tensors
 
     def checked(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """What slotted chunks of ``name`` are packed from: see `check_held`.
@@ -130,18 +160,17 @@ class StableSources:
                 f"{name}: producer {self._rank} registered {source.dtype}{list(source.shape)} with "
                 f"strides {source.stride} at {source.region.address:#x}, and published "
                 f"{tensor.dtype}{list(tensor.shape)} with strides {tensor.stride()} at "
-                f"{tensor.data_ptr():#x}; workers read the registered memory: change tensors in "
-                "place, or make the trainer anew after replacing them"
+                f"{tensor.data_ptr():#x}; {REPLACED_REMEDY}"
             )
         return source.held
 
 
-def _why_not(tensor: torch.Tensor, where: torch.device, num_buffers: int) -> str | None:
+def _why_not(tensor: torch.Tensor, where: torch.device, num_others: int) -> str | None:
     found = tensor.device
     if found.type != where.type or (where.index is not None and found.index != where.index):
         return f"they lie on {found}, and this producer serves memory of {where}"
-    if num_buffers >= MAX_SOURCE_REGIONS:
-        return f"at most {MAX_SOURCE_REGIONS} storages are registered"
+    if num_others >= MAX_SOURCE_REGIONS:
+        return f"at most {MAX_SOURCE_REGIONS} allocations are registered"
     if not is_registrable(tensor):
         return f"they lie in virtual memory, which cannot be registered; {VIRTUAL_MEMORY_REMEDY}"
     return None

@@ -37,6 +37,7 @@ __all__ = [
     "active_config",
     "amend_executor",
     "amend_worker",
+    "build_device",
     "check_version",
     "checkpoint_form",
     "checkpoint_weights",
@@ -45,7 +46,6 @@ __all__ = [
     "is_deferred",
     "is_never_loaded",
     "is_never_moved",
-    "materialize",
     "may_sleep",
     "post_process",
     "post_process_deferred",
@@ -63,7 +63,6 @@ _NEEDED = (
     ("vllm.model_executor.model_loader.reload.layerwise", "get_layerwise_info"),
     ("vllm.model_executor.model_loader.reload.meta", "SKIP_MODULES"),
     ("vllm.model_executor.model_loader.reload.meta", "SKIP_TENSORS"),
-    ("vllm.model_executor.model_loader.reload.meta", "materialize_layer"),
     ("vllm.model_executor.model_loader.reload.meta", "restore_layer_on_meta"),
     ("vllm.v1.worker.gpu_worker", "Worker"),
 )
@@ -139,16 +138,15 @@ def restore_on_meta(module: nn.Module) -> None:
             loader = tensor.weight_loader = loader.__wrapped__  # vLLM's own reload leaves it there
 
 
-def materialize(module: nn.Module) -> None:
-    """Give the module's own meta tensors uninitialised memory on the device it was built on."""
+def build_device(module: nn.Module) -> torch.device:
+    """The device that the module's tensors were made on when the model was built."""
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
-    from vllm.model_executor.model_loader.reload.meta import materialize_layer
 
-    materialize_layer(module, get_layerwise_info(module))
+    return get_layerwise_info(module).restore_device
 
 
 def is_never_moved(name: str) -> bool:
-    """Whether `restore_on_meta` and `materialize` leave tensors of this name what they are."""
+    """Whether `restore_on_meta` leaves tensors of this name what they are."""
     from vllm.model_executor.model_loader.reload.meta import SKIP_TENSORS
 
     return name in SKIP_TENSORS

@@ -76,7 +76,7 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
             UnsupportedError: this engine cannot be synced correctly.
             VllmVersionError: this vLLM is not one we know.
             InitInfoError: a field of ``init_info`` is wrong.
-            LifecycleError: threads of an earlier attachment are still at work on the model.
+            LifecycleError: an earlier attachment is still at work on the model.
             AttachedElsewhereError: another trainer is attached and alive.
             RdtTransportError, RdtBakeError, RdtPlanError: the rendezvous, the loaders or the plan.
         """
@@ -91,14 +91,14 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
         self.shutdown()
         if self.installer is not None:
             raise LifecycleError(
-                "threads of an earlier attachment are still at work on this worker's model: "
-                "initialise again later, or restart the worker"
+                "an earlier attachment, its threads or its reads, is still at work on this "
+                "worker's model: initialise again later, or restart the worker"
             )
         self._timeout_seconds = init_info.timeout_seconds
         name = f"rdt-{consumer}"
         link = JobLink(
             address,
-            lambda: NixlWire(name),
+            lambda: NixlWire(name, num_threads=init_info.num_read_threads(self.device.type)),
             name=name,
             device=self.device,
             timeout_seconds=init_info.timeout_seconds,
@@ -288,8 +288,8 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
                 self._give_up(LifecycleError("the weight transfer was shut down in an update"))
         except (RdtTransportError, RdtVllmError) as error:
             _logger.warning("shutting the weight transfer down: %s", error)
-        if link is not None:
-            link.close()
+        if link is not None and not link.close():
+            return  # kept: its reads may still land in the model
         try:
             if self.installer is not None:
                 self.installer.close(CLOSE_TIMEOUT_SECONDS)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rdt_plan import ConsumerId
+from rdt_transport.agent import posting_threads
 from rdt_vllm import _vllm
 from rdt_vllm.errors import InitInfoError
 from rdt_vllm.identity import worker_identity
@@ -27,9 +28,11 @@ class RdtInitInfo(_vllm.WeightTransferInitInfo):
             every module is installed layerwise.
         direct: read from the trainer's own memory into such modules, where both allow it; off:
             everything passes through slots.
+        read_threads: that post reads of many regions together; None: as many as suit the device
+            (`rdt_transport.agent.posting_threads`), 0: the progress thread posts everything.
 
     Raises:
-        InitInfoError: ``timeout_seconds`` is not positive.
+        InitInfoError: ``timeout_seconds`` is not positive, or ``read_threads`` is negative.
     """
 
     address: str
@@ -41,6 +44,7 @@ class RdtInitInfo(_vllm.WeightTransferInitInfo):
     timeout_seconds: float = 120.0
     live: bool = True
     direct: bool = True
+    read_threads: int | None = None
 
     def __post_init__(self) -> None:
         if not self.timeout_seconds > 0:
@@ -48,6 +52,16 @@ class RdtInitInfo(_vllm.WeightTransferInitInfo):
                 f"timeout_seconds must be positive, found {self.timeout_seconds}: give the seconds "
                 "that one wait of a worker may take, 120 say"
             )
+
+        if self.read_threads is not None and self.read_threads < 0:
+            raise InitInfoError(
+                f"read_threads must not be negative, found {self.read_threads}: leave it out, or "
+                "give 0 to post every read from one thread"
+            )
+
+    def num_read_threads(self, device_type: str) -> int:
+        """Threads that post the reads of a worker whose model is on this type of device."""
+        return posting_threads(device_type) if self.read_threads is None else self.read_threads
 
     def identity(self, parallel: Any) -> tuple[ConsumerId, int]:
         """`worker_identity` of the worker whose vLLM has this parallel configuration."""

@@ -7,9 +7,7 @@ are complete, but for live ones. Neither ever waits for the other. Direct chunks
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -19,6 +17,7 @@ from rdt_plan import Chunk, SyncPlan
 from rdt_transport.events import Event, Events
 from rdt_transport.intervals import Intervals
 from rdt_vllm import _vllm
+from rdt_vllm.chunk_sink import ChunkSink
 from rdt_vllm.deferred import DeferredModules
 from rdt_vllm.errors import InstallError, LifecycleError
 from rdt_vllm.model_hook import run_model_hook
@@ -27,25 +26,9 @@ from rdt_vllm.scatter import ChunkScatter
 from rdt_vllm.units import InstallUnit, InstallUnits
 from rdt_vllm.work_thread import WorkThread
 
-__all__ = ["ChunkSink", "Installer", "Observer"]
+__all__ = ["Installer", "Observer"]
 
 Observer = Callable[[str, nn.Module], None]
-
-
-class ChunkSink(Protocol):
-    """Whom the installer answers; `rdt_transport.consumer.Consumer` is one. Any thread."""
-
-    def scattered(self, index: int, event: Event) -> None:
-        """Chunk ``index``'s slot is read by work that ``event`` follows."""
-        ...
-
-    def scatter_failed(self, index: int, error: BaseException) -> None:
-        """Chunk ``index`` could not be, or will not be, installed."""
-        ...
-
-    def fail(self, error: BaseException) -> None:
-        """The whole sync cannot succeed."""
-        ...
 
 
 class Installer:
@@ -64,7 +47,7 @@ class Installer:
     Attributes:
         touched: a sync has changed the model, or may have, and none has been finished since. Who
             lets direct chunks be read sets it.
-        intervals: keeps when the post-processing thread was at work on each module, if given.
+        intervals: keeps when the post-processing thread was at work on a chunk's modules, if given.
     """
 
     def __init__(
@@ -149,8 +132,7 @@ class Installer:
         unread = self._complete.get(-1, ())
         if unread:
             began = self._events.record()
-            for unit in unread:
-                self._processing.put((unit, began))
+            self._processing.put((unread, began))
             self.drain(timeout_seconds)
         for unit in self._live if self._observer is not None else ():
             try:
@@ -159,7 +141,7 @@ class Installer:
                 raise _wrapped(f"observing {', '.join(unit.modules)} failed", error) from error
         self._deferred.process()
         try:
-            with torch.no_grad(), self._context():
+            with torch.no_grad(), _vllm.active_config(self._vllm_config):
                 run_model_hook(self._model)
         except Exception as error:
             raise InstallError(f"the model's own post-processing failed: {error}") from error
@@ -191,8 +173,7 @@ class Installer:
 
     def _scatter(self, item: tuple[Chunk, torch.Tensor]) -> None:
         chunk, packed = item
-        sink = self._sink
-        if sink is None:
+        if (sink := self._sink) is None:
             return  # late: the sync was given up
         if self._error is not None:
             sink.scatter_failed(chunk.index, self._error)
@@ -209,16 +190,24 @@ class Installer:
                 sink.scatter_failed(chunk.index, self._fail(wrapped))
                 return
             sink.scattered(chunk.index, event)  # programs compute from copies of what it brought
-            for unit in self._complete.get(chunk.index, ()):
-                try:
+            self._hand_on(self._complete.get(chunk.index, ()))
+
+    def _hand_on(self, units: Sequence[InstallUnit]) -> None:
+        """Compute what is left of units that are complete, and have them post-processed."""
+        if not units:
+            return
+        try:
+            try:
+                for unit in units:
                     self._compute(unit)
-                    event = self._enqueued["scatter"] = self._events.record()
                     if unit.is_live:
                         unit.close()
-                    else:
-                        self._processing.put((unit, event))
-                except BaseException as error:
-                    self._fail(_wrapped(f"computing {', '.join(unit.modules)} failed", error))
+            finally:
+                event = self._enqueued["scatter"] = self._events.record()
+            if waiting := [unit for unit in units if not unit.is_live]:
+                self._processing.put((waiting, event))
+        except BaseException as error:
+            self._fail(error)
 
     def _open(self, unit: InstallUnit) -> None:
         if unit.is_open:
@@ -229,33 +218,45 @@ class Installer:
 
     def _compute(self, unit: InstallUnit) -> None:
         for path in unit.modules:
-            self._replay.compute(path)
+            try:
+                self._replay.compute(path)
+            except Exception as error:
+                raise _wrapped(f"computing {path} failed", error) from error
 
     def _destination(self, path: str, name: str) -> torch.Tensor:
         return self._units.of[path].destination(path, name)
 
-    def _post_process(self, item: tuple[InstallUnit, Event]) -> None:
-        unit, scattered = item
+    def _post_process(self, item: tuple[Sequence[InstallUnit], Event]) -> None:
+        units, scattered = item
         if self._error is not None:
             return
         began = time.perf_counter()
         try:
-            with torch.no_grad(), self._events.stream(), self._context():
+            with torch.no_grad(), self._events.stream(), _vllm.active_config(self._vllm_config):
                 self._events.wait(scattered)
                 self.touched = True
-                if not unit.is_open:  # nothing is read for it
-                    self._open(unit)
-                    self._compute(unit)
-                if not unit.is_live:
-                    for module in unit.modules.values():
-                        used_here(own_tensors(module).values())
-                    self._observe(unit)
-                unit.close()
-                self._enqueued["post-process"] = self._events.record()
+                try:
+                    for unit in units:
+                        self._close(unit)
+                finally:
+                    self._enqueued["post-process"] = self._events.record()
             if self.intervals is not None:
                 self.intervals.add("post-process", -1, began)
         except BaseException as error:
-            self._fail(_wrapped(f"post-processing of {', '.join(unit.modules)} failed", error))
+            self._fail(error)
+
+    def _close(self, unit: InstallUnit) -> None:
+        try:
+            if not unit.is_open:  # nothing is read for it
+                self._open(unit)
+                self._compute(unit)
+            if not unit.is_live:
+                for module in unit.modules.values():
+                    used_here(own_tensors(module).values())
+                self._observe(unit)
+            unit.close()
+        except Exception as error:
+            raise _wrapped(f"post-processing of {', '.join(unit.modules)} failed", error) from error
 
     # ---- any thread ------------------------------------------------------------------------
 
@@ -264,8 +265,7 @@ class Installer:
         with self._error_lock:
             first = self._error is None
             kept = self._error = self._error or error
-        sink = self._sink
-        if first and sink is not None:
+        if first and (sink := self._sink) is not None:
             sink.fail(kept)
         return kept
 
@@ -276,13 +276,9 @@ class Installer:
             self._events.wait(event)
 
     def _observe(self, unit: InstallUnit) -> None:
-        observer = self._observer
-        if observer is not None:
+        if (observer := self._observer) is not None:
             for path, module in unit.modules.items():
                 observer(path, module)
-
-    def _context(self) -> AbstractContextManager[None]:
-        return _vllm.active_config(self._vllm_config)
 
 
 def _wrapped(what: str, error: BaseException) -> InstallError:

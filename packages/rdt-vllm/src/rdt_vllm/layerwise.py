@@ -12,6 +12,7 @@ from torch import nn
 from rdt_bake import find_tensor
 from rdt_vllm import _vllm
 from rdt_vllm.cache_scales import unloaded_scales
+from rdt_vllm.checkpoint_form import CheckpointForm
 from rdt_vllm.errors import InstallError, UnsupportedError
 from rdt_vllm.module_tensors import ModuleTensors, keeping_addresses, layout, own_tensors
 from rdt_vllm.proven_methods import addressed_tensors
@@ -55,7 +56,9 @@ class LayerwiseUnit:
         self._kept: list[ModuleTensors] = []
         self._addressed: dict[str, tuple[torch.Tensor, ...]] = {}  # kept alive
         tied = {(id(module), name) for tie in ties for module, name in tie}
-        self._unwritten: dict[str, tuple[str, ...]] = {}
+        self._forms: dict[str, CheckpointForm] = {}
+        self._stays: dict[str, frozenset[str]] = {}
+        self._drawn: dict[str, tuple[str, ...]] = {}
         self._unloaded: dict[str, dict[str, torch.Tensor]] = {}
         self._shows: dict[str, frozenset[str]] = {}
         self._shown: dict[str, tuple[ViewBuffer, ...]] = {}
@@ -75,7 +78,9 @@ class LayerwiseUnit:
                         f"{path}.{name} is loaded from no weight, and post-processing changes its "
                         "shape or dtype, so its value before that is lost"
                     )
-            self._unwritten[path] = names
+            stays = frozenset(name for name in names if _alike(live.get(name), form[name]))
+            self._stays[path], self._forms[path] = stays, CheckpointForm(module, stays)
+            self._drawn[path] = tuple(name for name in names if name in self._unloaded[path])
             self._shows[path] = frozenset(v.name for v in views if v.owner is module)
             self._shown[path] = tuple(v for v in views if v.module is module and not v.is_shared)
 
@@ -90,23 +95,21 @@ class LayerwiseUnit:
         Tensors that no sync writes keep their values.
         """
         for path, module in self.modules.items():
-            form = _vllm.checkpoint_form(module)
-            kept = ModuleTensors.of(module, frozenset(form))
+            form = self._forms[path]
+            if not form.is_of(module):
+                form = self._forms[path] = CheckpointForm(module, self._stays[path])
+            kept = form.keep(module)
             self._kept.append(kept)
-            _vllm.restore_on_meta(module)
-            live = kept.tensors()
-            for name in self._unwritten[path]:
-                if name in live and _alike(live[name], form[name]):
-                    holder = module._parameters if name in kept.parameters else module._buffers
-                    holder[name] = live[name]  # type: ignore[assignment]
-            _vllm.materialize(module)
-            for name in self._unloaded[path].keys() & self._unwritten[path]:
+            form.give(kept)
+            for name in self._drawn[path]:
                 module.get_parameter(name).data.copy_(self._unloaded[path][name])
         retie(self._ties)
 
     def destination(self, path: str, name: str) -> torch.Tensor:
         """The tensor to write into: of checkpoint form, or one that never leaves kernel form."""
-        return find_tensor(self.modules[path], "", name)
+        module = self.modules[path]
+        found = module._parameters.get(name)  # nearly always, and asked for often
+        return find_tensor(module, "", name) if found is None else found
 
     def close(self) -> None:
         """Post-process every module and bring it back in kernel form, its addresses unchanged.
@@ -117,22 +120,27 @@ class LayerwiseUnit:
         for (path, module), kept in zip(self.modules.items(), self._kept, strict=True):
             for view in self._shown[path]:
                 view.buffer.copy_(getattr(module, view.param).view(view.buffer.shape))
-            with keeping_addresses(path, vars(module)):
-                _vllm.post_process(module)
-            self._addressed[path] = addressed_tensors(module)
-            for name, kernel in kept.tensors().items():
-                value = getattr(module, name, None)
-                if value is kernel or (value is None and name in self._shows[path]):
-                    continue
-                if not isinstance(value, torch.Tensor) or not _alike(value, kernel):
-                    found = layout(value) if isinstance(value, torch.Tensor) else "none"
-                    raise InstallError(
-                        f"{path}.{name}: expected {layout(kernel)} from post-processing, found "
-                        f"{found}; this layer cannot be updated in place"
-                    )
-                kernel.data.copy_(value.data)
+            if _vllm.post_processor(module) is not None:
+                with keeping_addresses(path, vars(module)):
+                    _vllm.post_process(module)
+                self._addressed[path] = addressed_tensors(module)
+            with torch._C.DisableTorchFunctionSubclass():  # which vLLM's parameters only pass on
+                self._copy_back(path, module, kept)
             kept.put_back()
         self._kept.clear()
+
+    def _copy_back(self, path: str, module: nn.Module, kept: ModuleTensors) -> None:
+        for name, kernel in kept.tensors().items():
+            value = getattr(module, name, None)
+            if value is kernel or (value is None and name in self._shows[path]):
+                continue
+            if not isinstance(value, torch.Tensor) or not _alike(value, kernel):
+                found = layout(value) if isinstance(value, torch.Tensor) else "none"
+                raise InstallError(
+                    f"{path}.{name}: expected {layout(kernel)} from post-processing, found "
+                    f"{found}; this layer cannot be updated in place"
+                )
+            kernel.data.copy_(value.data)
 
     def abandon(self) -> None:
         """Bring the modules back in kernel form, with whatever values that holds; idempotent."""

@@ -194,22 +194,36 @@ class JobLink:
             self._lost = self._lost or f"epoch {epoch} could not be ended ({failure})"
             raise
 
-    def close(self) -> None:
-        """Detach and end the threads; errors are logged, so that all of it is tried. Idempotent."""
+    def close(self) -> bool:
+        """Detach and end the threads; errors are logged, so that all of it is tried. Idempotent.
+
+        False while reads that land in the model itself are in flight still: nothing is closed then,
+        so that they can end; call again.
+        """
+        try:
+            if self._consumer is not None:
+                self._consumer.close()
+        except RdtTransportError as error:
+            self._log(error)
+            if self.consumer.is_busy() and self.consumer.plan.direct_bytes:
+                self._lost = self._lost or "this link is closing"
+                return False
         for close in (
-            self._consumer.close if self._consumer is not None else None,
             self._progress.close,
             self._client.leave if self._lost is None else None,
             self._client.close,
         ):
-            if close is None:
-                continue
             try:
-                close()
+                if close is not None:
+                    close()
             except RdtTransportError as error:
-                _logger.warning("closing the link to job %s: %s", self.address.job, error)
+                self._log(error)
         self._consumer = None
         self._lost = self._lost or "this link is closed"
+        return True
+
+    def _log(self, error: RdtTransportError) -> None:
+        _logger.warning("closing the link to job %s: %s", self.address.job, error)
 
     def _on_event(self, event: RendezvousEvent) -> None:
         consumer = self._consumer

@@ -36,12 +36,13 @@ class ModuleTensors:
     @classmethod
     def of(cls, module: nn.Module, names: frozenset[str] = frozenset()) -> "ModuleTensors":
         """Remember the module's tensors, and those of its plain attributes called ``names``."""
+        held = module.__dict__
         return cls(
             module=module,
             parameters=dict(module._parameters),
             buffers=dict(module._buffers),
             non_persistent=frozenset(module._non_persistent_buffers_set),
-            attributes={name: module.__dict__[name] for name in names & module.__dict__.keys()},
+            attributes={name: held[name] for name in names if name in held},
         )
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -114,9 +115,10 @@ def used_here(tensors: Iterable[torch.Tensor]) -> None:
 
     Of tensors that another thread's stream has allocated, a device's allocator does not know that.
     """
-    for tensor in tensors:
-        if tensor.device.type != "cpu":
-            tensor.record_stream(torch.accelerator.current_stream(tensor.device))
+    with torch._C.DisableTorchFunctionSubclass():
+        for tensor in tensors:
+            if not tensor.is_cpu:
+                tensor.record_stream(torch.accelerator.current_stream(tensor.device))
 
 
 def layout(tensor: torch.Tensor) -> str:

@@ -74,9 +74,8 @@ def addressed_tensors(module: nn.Module) -> tuple[torch.Tensor, ...]:
     oneDNN's handler of int8 weights goes on reading the scales where they were when it was made.
     """
     _, kernel = _parts(module, getattr(module, "quant_method", None))
-    scale = getattr(module, "weight_scale", None)
-    is_read = hasattr(kernel, "dnnl_handler") and isinstance(scale, torch.Tensor)
-    return (scale,) if is_read else ()
+    scale = getattr(module, "weight_scale", None) if hasattr(kernel, "dnnl_handler") else None
+    return (scale,) if isinstance(scale, torch.Tensor) else ()
 
 
 def _parts(module: nn.Module, quant_method: Any) -> tuple[Any, Any]:

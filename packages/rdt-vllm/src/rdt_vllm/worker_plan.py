@@ -15,7 +15,7 @@ from rdt_transport.device_memory import is_registrable
 from rdt_vllm.probe import Probe
 from rdt_vllm.units import InstallUnits
 
-__all__ = ["WorkerPlan"]
+__all__ = ["WorkerPlan", "direct_places"]
 
 _logger = logging.getLogger("rdt_vllm")
 
@@ -58,7 +58,7 @@ class WorkerPlan:
         """
         units = InstallUnits(model, recording, probe)
         live = units.live_tensors()
-        places = _places(live) if direct else frozenset()
+        places = direct_places(live) if direct else frozenset()
         plan = build_plan(
             manifest,
             recording.writes,
@@ -96,10 +96,31 @@ class WorkerPlan:
         return self.units.of[path].destination(path, name)
 
 
-def _places(live: Mapping[tuple[str, str], torch.Tensor]) -> frozenset[tuple[str, str]]:
-    """Where a READ may land: contiguous memory, and none that sleeping takes away."""
+def direct_places(live: Mapping[tuple[str, str], torch.Tensor]) -> frozenset[tuple[str, str]]:
+    """Where a READ may land: contiguous memory, and none that sleeping takes away.
+
+    Nor any that two of these tensors show: reads end in any order, and the last one would stay.
+    """
+    spans = sorted(
+        (tensor.data_ptr(), tensor.data_ptr() + _extent_bytes(tensor), place)
+        for place, tensor in live.items()
+        if tensor.numel()
+    )
+    shared: set[tuple[str, str]] = set()
+    last, end = None, 0  # which of those so far reaches furthest
+    for start, stop, place in spans:
+        if last is not None and start < end:
+            shared |= {place, last}
+        if stop > end:
+            last, end = place, stop
     return frozenset(
         place
-        for place, tensor in live.items()
-        if tensor.is_contiguous() and tensor.numel() and is_registrable(tensor)
+        for _, _, place in spans
+        if place not in shared and live[place].is_contiguous() and is_registrable(live[place])
     )
+
+
+def _extent_bytes(tensor: torch.Tensor) -> int:
+    """From its first element to the end of its last one."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return (1 + sum((extent - 1) * step for extent, step in steps)) * tensor.element_size()

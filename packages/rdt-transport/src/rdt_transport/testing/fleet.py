@@ -134,6 +134,7 @@ class Fleet:
         self.settings = settings
         self.sinks = sinks
         self.timeout_seconds = timeout_seconds
+        self.at_once = False  # whether `publish` sends standing groups together
         self.producers: list[Producer] = []
         self.consumers: list[Consumer] = []
         self.clients: list[RendezvousClient] = []
@@ -257,7 +258,16 @@ class Fleet:
     def publish(self, rank: int, weights: Mapping[str, torch.Tensor]) -> None:
         """Publish every group of producer ``rank``: its pieces of full tensors by name."""
         producer = self.producers[rank]
-        for group in producer.groups:
+        groups = list(producer.groups)
+        while groups:
+            if self.at_once:
+                for name, stable in self.sources[rank].items():
+                    if (box := self.manifest.param(name).box(rank)) is not None:
+                        stable.copy_(piece(weights[name], box))
+                del groups[: producer.publish_standing(self.sources[rank])]
+                if not groups:
+                    break
+            group = groups.pop(0)
             names = self.manifest.groups[group].names
             boxes = {name: self.manifest.param(name).box(rank) for name in names}
             pieces = {name: piece(weights[name], box) for name, box in boxes.items() if box}

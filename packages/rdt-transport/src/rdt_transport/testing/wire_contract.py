@@ -98,6 +98,28 @@ def check_many_regions_in_one_read(make_wire: MakeWire) -> None:
             expect(server.take(1) == [Notification(reader.name, b"all")], "one notification each")
 
 
+def check_hundreds_of_regions(make_wire: MakeWire) -> None:
+    """However many regions: each lands, nothing else does, and the message comes after the last."""
+    count, step = 700, 48
+    source, target = (torch.zeros(count * step, dtype=torch.uint8) for _ in range(2))
+    with connected_pair(make_wire, source, target) as (reader, server):
+        pairs = [
+            (region_of(target, step * at, step - 1), region_of(source, step * (count - 1 - at), 47))
+            for at in range(count)
+        ]
+        handle = reader.call(lambda wire: wire.prepare_read(server.name, pairs))
+        for epoch in range(5):
+            sent = source.copy_(random_bytes(count * step, 200 + epoch)).clone()
+            target.fill_(255)
+            reader.call(lambda wire: wire.post(handle, b"all"))
+            expect(server.take(1) == [Notification(reader.name, b"all")], "one notification")
+            source.zero_()  # what a peer does that was told so
+            expect(reader.take(1) == [ReadDone(handle)], "one end")
+            expected = sent.view(count, step).flip(0).clone()
+            expected[:, step - 1] = 255
+            expect_bytes(target.view(count, step), expected)
+
+
 def check_handle_is_posted_again(make_wire: MakeWire) -> None:
     """A handle reads what is there when it is posted; each post has one end and its own message."""
     source, target = random_bytes(4 * KIB, 3), torch.zeros(4 * KIB, dtype=torch.uint8)
@@ -215,6 +237,7 @@ CONTRACT: tuple[Callable[[MakeWire], None], ...] = (
     check_read_moves_bytes,
     check_large_read,
     check_many_regions_in_one_read,
+    check_hundreds_of_regions,
     check_handle_is_posted_again,
     check_several_reads_in_flight,
     check_notify_both_ways_in_order,

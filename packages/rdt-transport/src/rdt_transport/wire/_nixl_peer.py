@@ -6,7 +6,7 @@ import torch
 
 from rdt_transport.wire._metadata import PROOF_BYTES, name_proof
 from rdt_transport.wire._regions import RegisteredRanges
-from rdt_transport.wire.base import Region
+from rdt_transport.wire.base import Region, RegionPair
 
 __all__ = ["NixlPeer", "NixlRead", "ProofPage"]
 
@@ -14,12 +14,15 @@ _NUM_LANDINGS = 127
 
 
 class NixlRead:
-    """A prepared read: NIXL's transfer handle and its two descriptor lists."""
+    """A prepared read: NIXL's transfer handle and its two lists of ``num_regions`` descriptors."""
 
-    __slots__ = ("__weakref__", "local", "peer_name", "remote", "transfer")
+    __slots__ = ("__weakref__", "local", "num_regions", "peer_name", "remote", "transfer")
 
-    def __init__(self, peer_name: str, transfer: Any, local: Any, remote: Any) -> None:
+    def __init__(
+        self, peer_name: str, transfer: Any, local: Any, remote: Any, num_regions: int
+    ) -> None:
         self.peer_name = peer_name
+        self.num_regions = num_regions
         self.transfer = transfer
         self.local = local
         self.remote = remote
@@ -56,6 +59,11 @@ class ProofPage:
         return self.buffer[place : place + PROOF_BYTES]
 
     @staticmethod
-    def region(address: int) -> Region:
-        """The proof of the page at ``address``, ours or a peer's."""
-        return Region(address, PROOF_BYTES)
+    def pairs(here: int, there: int, num_parts: int) -> list[RegionPair]:
+        """A read of the peer's page at ``there`` into the landing at ``here``, in that many parts.
+
+        Last part first: NIXL makes one of regions that follow each other.
+        """
+        num_bytes = PROOF_BYTES // num_parts
+        starts = reversed(range(0, PROOF_BYTES, num_bytes))
+        return [(Region(here + at, num_bytes), Region(there + at, num_bytes)) for at in starts]

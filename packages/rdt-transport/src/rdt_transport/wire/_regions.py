@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from rdt_transport.agent import MemoryKind, Span
+from rdt_transport.device_memory import allocation_of
 from rdt_transport.errors import WireError
 from rdt_transport.wire.base import Region, RegionPair
 
@@ -30,12 +31,16 @@ class RegisteredRange:
 
 
 def storage_range(storage: torch.UntypedStorage) -> RegisteredRange:
-    """The range of one whole storage; raises `WireError` for a device no wire can read."""
+    """What is registered for one storage: all of the allocation that it lies in.
+
+    Neighbours that an allocator cut from one allocation then share a range, and their regions can
+    be read as one. Raises `WireError` for a device no wire can read.
+    """
     device = storage.device
     memory = _MEMORY_KINDS.get(device.type)
     if memory is None:
         raise WireError(f"memory of device {device} cannot be registered; expected cpu or cuda")
-    return RegisteredRange(storage.data_ptr(), storage.nbytes(), device.index or 0, memory)
+    return RegisteredRange(*allocation_of(storage), device.index or 0, memory)
 
 
 def check_pairs(peer_name: str, pairs: Sequence[RegionPair]) -> None:

@@ -85,7 +85,10 @@ class Wire(Protocol):
         ...
 
     def register(self, buffers: Sequence[torch.Tensor]) -> None:
-        """Register each buffer's whole storage, once per distinct storage, and keep it alive."""
+        """Register each buffer's whole storage, once, and keep it alive.
+
+        Of a GPU's memory the whole allocation is registered that the storage was cut from.
+        """
         ...
 
     def address(self) -> PeerAddress:

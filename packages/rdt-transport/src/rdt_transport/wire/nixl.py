@@ -5,6 +5,7 @@ every byte over TCP wait for polls of the peer. Between processes of one host a 
 is a copy made inside `NixlWire.post`; yet NIXL flushes the connection after every read, and the
 flush waits for a poll of the peer that acknowledges the notification sent before. So a read may
 take as long as a peer sleeps between its polls, and a busy peer must not sleep long.
+A read that posting threads share does not wait so: they have connections of their own.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from collections.abc import Generator, Sequence
 
 import torch
 
-from rdt_transport.agent import MemoryKind, NixlAgent
+from rdt_transport.agent import SPLIT_REGIONS, MemoryKind, NixlAgent
 from rdt_transport.direct_reads import merged
 from rdt_transport.errors import WireError, WireTimeoutError
 from rdt_transport.wire._metadata import WireMetadata, name_proof
@@ -53,14 +54,15 @@ class NixlWire:
     Args:
         role: what this wire is for; its name is ``<role>-<uuid>``, unique for this incarnation.
         backend: the NIXL plugin that moves the bytes.
+        num_threads: that post reads of many regions together: see `NixlAgent`.
 
     Raises:
         NixlMissingError: NIXL is not installed, or too old.
     """
 
-    def __init__(self, role: str, backend: str = "UCX") -> None:
+    def __init__(self, role: str, backend: str = "UCX", num_threads: int = 0) -> None:
         self._name = f"{role}-{uuid.uuid4()}"
-        self._agent = NixlAgent(self._name, backend)
+        self._agent = NixlAgent(self._name, backend, num_threads)
         self._ranges = RegisteredRanges(self._name)
         self._registrations: list[object] = []
         self._storages: list[torch.UntypedStorage] = []
@@ -69,6 +71,7 @@ class NixlWire:
         self._arrived: list[Notification] = []
         self._closed = False
         self._page = ProofPage(self._name)
+        self._first_parts = SPLIT_REGIONS if num_threads else 1  # each thread has its own path
         self.register([self._page.buffer])
 
     @property
@@ -128,8 +131,8 @@ class NixlWire:
         ended = False
         if peer.first_read is None:
             landing = self._page.landing()
-            local = ProofPage.region(landing.data_ptr())
-            read = self._prepare(peer, [(local, ProofPage.region(page_address))])
+            proof = ProofPage.pairs(landing.data_ptr(), page_address, self._first_parts)
+            read = self._prepare(peer, proof)
             peer.first_read = (read, landing)
             ended = self._agent.post(peer.name, read.transfer, b"")
         read, landing = peer.first_read
@@ -176,7 +179,7 @@ class NixlWire:
         theirs = peer.ranges.memory_of(remotes)
         other = self._agent.prepare(peer.name, spans_of(remotes), theirs)
         transfer = self._agent.make_read(peer.name, mine, other, len(pairs))
-        return NixlRead(peer.name, transfer, mine, other)
+        return NixlRead(peer.name, transfer, mine, other, len(pairs))
 
     def release(self, handle: ReadHandle) -> None:
         read = self._own(handle)

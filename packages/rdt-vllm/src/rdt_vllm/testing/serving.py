@@ -5,10 +5,13 @@ worker. So engines are worth sharing: `EngineCache` keeps the last few alive.
 """
 
 import contextlib
+import importlib
 import os
 from collections import OrderedDict
 from collections.abc import Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -24,6 +27,7 @@ __all__ = [
     "LeftoverProcessError",
     "engine_arguments",
     "engine_environment",
+    "import_apart",
     "kill_engine",
     "serving",
     "start_engine",
@@ -105,9 +109,18 @@ def _cores(num_workers: int) -> str:
 def start_engine(model: Path | str, tensor_parallel_size: int = 1, **overrides: Any) -> "LLM":
     """Start ``vllm.LLM``; arguments as for `engine_arguments`. End it with `stop_engine`."""
     with engine_environment(tensor_parallel_size):
-        from vllm import LLM
+        vllm = import_apart("vllm.entrypoints.llm")
+        return vllm.LLM(**engine_arguments(model, tensor_parallel_size, **overrides))
 
-        return LLM(**engine_arguments(model, tensor_parallel_size, **overrides))
+
+def import_apart(name: str) -> ModuleType:
+    """Import a module on a thread of its own, which none of the caller's frames is below.
+
+    Importing vLLM meets packages that are absent, and keeps those errors for ever: with their
+    tracebacks the frames, and so whatever the callers' variables hold later, an engine say.
+    """
+    with ThreadPoolExecutor(1) as apart:
+        return apart.submit(importlib.import_module, name).result()
 
 
 def stop_engine(llm: "LLM", timeout_seconds: float = 90.0) -> None:
