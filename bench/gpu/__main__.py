@@ -4,6 +4,7 @@ Everything is measured in one run on the same bytes: a trainer and a worker in p
 own, on one GPU, driven over Ray by both sides' own clients. Each sync carries new weights and is
 timed from its first call to its last; the first is shown apart, the others as their median. After
 the last one the worker's parameters are compared, bit for bit, with what vLLM's own loader writes.
+On a CPU, whose kernels pack parameters and leave them empty, those count as different.
 
 The last line is one JSON object.
 """

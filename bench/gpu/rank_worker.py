@@ -10,8 +10,9 @@ import torch
 
 from bench.gpu.models import MODELS, fill
 from bench.gpu.rank import manifest_of, rank_shapes, rank_writes
+from bench.gpu.recorded import chunk_facts, plan_facts, worker_intervals
 from bench.stages import ChunkFacts, Interval
-from rdt_plan import Chunk, ConsumerId, DirectRule, SyncPlan, build_plan
+from rdt_plan import Chunk, ConsumerId, DirectRule, build_plan
 from rdt_transport.agent import posting_threads
 from rdt_transport.consumer import Consumer
 from rdt_transport.copies import CopyTable, scatter_copies
@@ -24,7 +25,6 @@ __all__ = ["RankWorker"]
 
 RANK = 1
 SECONDS = 120.0
-STAGE_NAMES = {"ready": "ready-wait", "read": "wire"}
 
 
 class RankWorker:
@@ -148,26 +148,11 @@ class RankWorker:
         self._open.record_intervals(on)
 
     def trace(self) -> tuple[list[Interval], list[ChunkFacts]]:
-        kept = [Interval(STAGE_NAMES.get(each[0], each[0]), *each[1:]) for each in self._kept()]
-        facts = [
-            ChunkFacts(chunk.serve.group, chunk.serve.serve_slot, chunk.receive_slot)
-            for chunk in self._plan.chunks
-        ]
-        return [*kept, *self._calls], facts
-
-    def _kept(self) -> Any:
-        return self._open.intervals or ()
-
-    @property
-    def _plan(self) -> SyncPlan:
-        return self._open.plan
+        kept = worker_intervals(self._open.intervals)
+        return [*kept, *self._calls], chunk_facts(self._open.plan)
 
     def plan(self) -> dict[str, int]:
-        return {
-            "chunks": len(self._plan.chunks),
-            "direct_bytes": self._plan.direct_bytes,
-            "staged_bytes": self._plan.staged_bytes,
-        }
+        return plan_facts(self._open.plan)
 
     def num_wrong(self, version: int) -> tuple[int, int]:
         """(sources whose part is not where the loaders put it, sources)."""

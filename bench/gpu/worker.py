@@ -12,11 +12,10 @@ from typing import Any
 import torch
 
 from bench.gpu.models import MODELS, GpuModel, fill, vllm_config_of
+from bench.gpu.recorded import chunk_facts, plan_facts, worker_intervals
 from bench.stages import ChunkFacts, Interval
 
 __all__ = ["GpuWorker"]
-
-STAGE_NAMES = {"ready": "ready-wait", "read": "wire"}
 
 
 class GpuWorker:
@@ -118,25 +117,12 @@ class GpuWorker:
 
     def trace(self) -> tuple[list[Interval], list[ChunkFacts]]:
         """What this worker recorded of the last sync, and its plan; our backend only."""
-        plan = self._engine.plan
-        facts = [
-            ChunkFacts(chunk.serve.group, chunk.serve.serve_slot, chunk.receive_slot)
-            for chunk in plan.chunks
-        ]
-        kept = [
-            Interval(STAGE_NAMES.get(each[0], each[0]), *each[1:])
-            for each in self._engine.intervals
-        ]
-        return [*kept, *self._calls], facts
+        kept = worker_intervals(self._engine.intervals)
+        return [*kept, *self._calls], chunk_facts(self._engine.plan)
 
     def plan(self) -> dict[str, int]:
         """How many bytes of a sync go which way; our backend only."""
-        plan = self._engine.plan
-        return {
-            "chunks": len(plan.chunks),
-            "direct_bytes": plan.direct_bytes,
-            "staged_bytes": plan.staged_bytes,
-        }
+        return plan_facts(self._engine.plan)
 
     def num_wrong(self, version: int) -> tuple[int, int]:
         """(parameters that differ from what vLLM's own loader writes of that version, compared)."""
