@@ -30,11 +30,12 @@ Sides = Sequence[tuple[list[Tensor], list[Tensor]]]
 
 TILINGS = (
     Tiling(16 << 10, 4, 4),
-    Tiling(16 << 10, 4, 8),
-    Tiling(32 << 10, 4, 4),
-    Tiling(32 << 10, 4, 8),
-    Tiling(64 << 10, 4, 4),
-    Tiling(64 << 10, 8, 4),
+    Tiling(8 << 10, 4, 4),
+    Tiling(8 << 10, 2, 4),
+    Tiling(8 << 10, 8, 2),
+    Tiling(4 << 10, 2, 4),
+    Tiling(4 << 10, 4, 2),
+    Tiling(4 << 10, 1, 8),
 )
 CHUNK_COPIES = 388  # slices of one chunk of a mixture's layer
 

@@ -11,8 +11,11 @@ The last line is one JSON object.
 
 import json
 import logging
+import os
 import statistics
+import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import count, product
 from typing import Annotated, Any
@@ -21,6 +24,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from bench.gpu.devices import is_gpu
 from bench.gpu.limits import RawReads, raw_reads
 from bench.gpu.models import MODELS
 from bench.gpu.rank_worker import RankWorker
@@ -49,6 +53,7 @@ class Result:
     plan: dict[str, int] = field(default_factory=dict)
     busy: dict[str, float] = field(default_factory=dict)
     blame: dict[str, float] = field(default_factory=dict)
+    trace: list[tuple[str, int, float, float]] = field(default_factory=list)  # ms from its start
     error: str = ""
 
     @property
@@ -60,45 +65,61 @@ class Result:
 class Bench:
     """The actors of one model, and what was measured with them."""
 
-    def __init__(self, kind: str, tiny: bool, device: str, syncs: int) -> None:
+    def __init__(
+        self, kind: str, tiny: bool, devices: tuple[str, ...], syncs: int, meeting: str
+    ) -> None:
+        """``devices``: the trainer's, and each worker's."""
         import ray
 
         self.kind, self.results = kind, dict[str, Result]()
         self._ray, self._syncs, self._version = ray, syncs, 0
-        share = {"num_gpus": 0.1 if device == "cuda" else 0, "num_cpus": 1}
+        share = {"num_gpus": 0.1 if is_gpu(devices[0]) else 0, "num_cpus": 1}
         kind_of_worker: Any = RankWorker if kind == "rank" else GpuWorker
         worker = ray.remote(kind_of_worker).options(enable_tensor_transport=True, **share)
         trainer: Any = ray.remote(GpuTrainer).options(**share)
-        self.worker = worker.remote(kind, tiny, device)
-        self.trainer = trainer.remote(kind, tiny, device)
+        own, *others = devices
+        self.workers = [worker.remote(kind, tiny, others[0])]
+        if len(others) > 1:
+            self.workers = [
+                worker.remote(kind, tiny, other, rank, len(others), meeting)
+                for rank, other in enumerate(others)
+            ]
+        self.worker = self.workers[0]
+        self.trainer = trainer.remote(kind, tiny, own)
         self.num_bytes = 0
         self.describe: dict[str, str] = {}
 
     def wait(self) -> None:
         """Until both are there."""
         self.num_bytes = self.get(self.trainer.num_bytes.remote())
-        self.describe = self.get(self.worker.describe.remote())
+        self.describe = self.each("describe")[0]
 
-    def device_copy_seconds(self) -> float:
+    def device_copy_seconds(self, to: str) -> float:
         """Of as many bytes as a sync moves."""
-        return self.get(self.trainer.device_copy_seconds.remote(self.num_bytes))
+        return self.get(self.trainer.device_copy_seconds.remote(self.num_bytes, to))
 
     def get(self, reference: Any) -> Any:
         return self._ray.get(reference, timeout=CALL_SECONDS)
+
+    def each(self, method: str, *arguments: Any) -> list[Any]:
+        """What every worker answers."""
+        return self.get([getattr(each, method).remote(*arguments) for each in self.workers])
 
     def ours(self, name: str, max_chunk_bytes: int, num_slots: int, lookahead: int) -> None:
         """Measure our backend with the options of ``VARIANTS[name]``."""
 
         def attach() -> float:
-            self.get(self.worker.use.remote("rdt", VARIANTS[name]))
+            self.each("use", "rdt", VARIANTS[name])
             return self.get(
-                self.trainer.use_rdt.remote(self.worker, max_chunk_bytes, num_slots, lookahead)
+                self.trainer.use_rdt.remote(self.workers, max_chunk_bytes, num_slots, lookahead)
             )
 
         result = self._measure(name, attach)
         if result.error:
             return
-        result.plan = self.get(self.worker.plan.remote())
+        result.plan = Counter[str]()
+        for plan in self.each("plan"):
+            result.plan.update(plan)
         self.num_bytes = result.plan["direct_bytes"] + result.plan["staged_bytes"]
         self._trace(result)
 
@@ -118,7 +139,8 @@ class Bench:
             for _ in range(self._syncs + 1):
                 began, ended = self._sync()
                 result.seconds.append(ended - began)
-            result.wrong = self.get(self.worker.num_wrong.remote(self._version))
+            found = self.each("num_wrong", self._version)
+            result.wrong = sum(wrong for wrong, _ in found), sum(count for _, count in found)
         except Exception as error:  # a row of the table: the others are measured all the same
             result.error = f"{type(error).__name__}: {error}".strip()[-2000:]
         return result
@@ -136,19 +158,36 @@ class Bench:
         for _ in range(3):
             start, end = self._sync()
             calls, facts = self.get(self.worker.trace.remote())
-            both = _numbered([*self.get(self.trainer.intervals.remote()), *calls])
+            ours = self.get(self.trainer.intervals.remote())
+            both = _numbered([*ours, *_on_their_way(ours, calls), *calls])
             traces.append(Trace(start, end, both, facts))
         for actor in (self.trainer, self.worker):
             self.get(actor.record.remote(False))
         trace = sorted(traces, key=lambda each: each.end - each.start)[1]
         result.busy, result.blame = busy(trace), blame(trace)
+        for stage, index, began, ended in sorted(trace.intervals, key=lambda each: each.start):
+            ms = [round((each - trace.start) * 1e3, 3) for each in (began, ended)]
+            result.trace.append((stage, index, ms[0], ms[1]))
 
     def end(self) -> None:
         try:
             self.get(self.trainer.end.remote())
         finally:
-            for actor in (self.worker, self.trainer):
+            for actor in (*self.workers, self.trainer):
                 self._ray.kill(actor)
+
+
+def _on_their_way(ours: list[Interval], calls: list[Interval]) -> list[Interval]:
+    """The worker's calls: each from when the trainer had made them, or the worker was through with
+    the one before, until it began."""
+    made = [each.end for each in ours if each.stage == "control"][:1]
+    begun = sorted(each for each in calls if each.stage == "control")
+    ends = [*made, *(each.end for each in begun)]
+    return [
+        Interval("control", -1, end, each.start)
+        for end, each in zip(ends, begun, strict=False)
+        if end < each.start
+    ]
 
 
 def _numbered(intervals: list[Interval]) -> list[Interval]:
@@ -199,10 +238,10 @@ def _tables(bench: Bench, limits: dict[str, float]) -> list[Table]:
     return [times, where]
 
 
-def _raw_reads(kind: str, tiny: bool, device: str, num_threads: int) -> list[RawReads]:
+def _raw_reads(kind: str, tiny: bool, devices: tuple[str, str], num_threads: int) -> list[RawReads]:
     """None where they fail: the rest is measured all the same."""
     try:
-        return raw_reads(kind, tiny, device, num_threads)
+        return raw_reads(kind, tiny, devices, num_threads)
     except RuntimeError as error:
         logging.error("%s, %d threads: %s", kind, num_threads, error)
         return []
@@ -219,13 +258,20 @@ def main(
     threads: Annotated[str, typer.Option(help="that post the raw reads, by comma")] = "0,4,8",
     slots: Annotated[int, typer.Option(help="slots of our rings")] = 2,
     lookahead: Annotated[int, typer.Option(help="groups gathered ahead, of ours")] = 1,
+    gpus: Annotated[int, typer.Option(help="1, or 2: the trainer's and the worker's")] = 1,
+    tp: Annotated[int, typer.Option(help="1, or 2 workers, one on each GPU; ours only")] = 1,
 ) -> None:
     """Print the tables of every model, and one JSON line."""
     import ray
 
+    devices: tuple[str, ...] = (device, device)
+    if gpus > 1 or tp > 1:  # each process sees both, or none could map the other's memory
+        os.environ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] = "1"
+        indexed = [f"{device}:{index}" for index in range(2)] if is_gpu(device) else [device] * 2
+        devices = (indexed[0], *indexed) if tp > 1 else tuple(indexed)
     ray.init(
         num_cpus=16,
-        num_gpus=1 if device == "cuda" else 0,
+        num_gpus=gpus if is_gpu(device) else 0,
         include_dashboard=False,
         namespace=NAMESPACE,
         object_store_memory=1 << 30,
@@ -236,11 +282,14 @@ def main(
     limits = {kind: dict[str, float]() for kind in chosen}
     for kind, num_threads in product(chosen, [int(each) for each in threads.split(",") if each]):
         if kind != "rank":  # it reads parts
-            for reads in _raw_reads(kind, tiny, device, num_threads):
+            for reads in _raw_reads(kind, tiny, (devices[0], devices[-1]), num_threads):
                 row = f"raw prepared reads, {reads.how}, {num_threads} threads"
                 limits[kind][row] = reads.median
                 console.print(f"{kind}: {row}: {reads.num_regions} regions", style="dim")
-    benches = [Bench(kind, tiny, device, syncs) for kind in chosen]  # they start side by side
+    folder = tempfile.TemporaryDirectory(prefix="rdt-bench-")
+    benches = [  # they start side by side
+        Bench(kind, tiny, devices, syncs, f"{folder.name}/{kind}") for kind in chosen
+    ]
     for bench in benches:
         bench.wait()
     for bench in benches:
@@ -250,8 +299,11 @@ def main(
                 bench.ours(name, max_chunk_mib << 20, slots, lookahead)
             # A rank has no engine that a peer could drive.
             for backend in [each for each in peers.split(",") if each and bench.kind != "rank"]:
-                bench.theirs(f"vllm {backend}", backend)
-            limits[bench.kind]["device copy"] = bench.device_copy_seconds()
+                if tp == 1:
+                    bench.theirs(f"vllm {backend}", backend)
+            limits[bench.kind]["device copy"] = bench.device_copy_seconds(devices[0])
+            if gpus > 1:
+                limits[bench.kind]["peer copy"] = bench.device_copy_seconds(devices[-1])
         finally:
             bench.end()
         for table in _tables(bench, limits[bench.kind]):
@@ -267,6 +319,7 @@ def main(
         }
         print(json.dumps({bench.kind: found[bench.kind]}), flush=True)
     ray.shutdown()
+    folder.cleanup()
     print(json.dumps({"bench": "gpu", **found}))
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from bench.gpu.devices import bound, synchronize
 from bench.gpu.models import MODELS, Shapes, fill, modules_of
 
 __all__ = ["RawReads", "raw_reads"]
@@ -45,9 +46,11 @@ class RawReads(NamedTuple):
 
 
 def raw_reads(
-    kind: str, tiny: bool, device: str, num_threads: int, rounds: int = 5
+    kind: str, tiny: bool, devices: tuple[str, str], num_threads: int, rounds: int = 5
 ) -> list[RawReads]:
     """Both ways, posted by that many threads (0: by the caller's), after two rounds not counted.
+
+    From the first device to the second.
 
     Raises `RuntimeError` when a process died, hung, or read other bytes than were there.
     """
@@ -55,9 +58,9 @@ def raw_reads(
     holder_end, held = context.Pipe()
     reader_end, reading = context.Pipe()
     with ExitStack() as stack:
-        for work, connection, extra in (
-            (_hold, held, ()),
-            (_read, reading, (num_threads, rounds)),
+        for work, connection, device, extra in (
+            (_hold, held, devices[0], ()),
+            (_read, reading, devices[1], (num_threads, rounds)),
         ):
             arguments = (work, connection, kind, tiny, device, *extra)
             process = context.Process(target=_run, args=arguments)
@@ -94,8 +97,7 @@ def _end(process: Any) -> None:
 
 
 def _shapes(kind: str, tiny: bool, device: str) -> Shapes:
-    if device == "cuda":
-        torch.cuda.set_device(0)
+    bound(device)
     return (MODELS[kind].tiny() if tiny else MODELS[kind]).shapes()
 
 
@@ -116,9 +118,12 @@ def _fused(shapes: Shapes, device: str) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _regions(tensors: dict[str, torch.Tensor]) -> dict[str, tuple[int, int]]:
-    """By name, where a tensor lies: (address, bytes)."""
-    return {name: (tensor.data_ptr(), tensor.nbytes) for name, tensor in tensors.items()}
+def _regions(tensors: dict[str, torch.Tensor]) -> dict[str, tuple[int, int, int]]:
+    """By name, where a tensor lies: (address, bytes, index of its device)."""
+    return {
+        name: (tensor.data_ptr(), tensor.nbytes, tensor.device.index or 0)
+        for name, tensor in tensors.items()
+    }
 
 
 def _hold(connection: Connection, kind: str, tiny: bool, device: str) -> None:
@@ -128,8 +133,7 @@ def _hold(connection: Connection, kind: str, tiny: bool, device: str) -> None:
     tensors = {name: each.detach() for name, each in module.named_parameters()}
     for name, tensor in tensors.items():
         fill(tensor, name, VERSION)
-    if device == "cuda":
-        torch.cuda.synchronize()
+    synchronize(device)
     wire = NixlWire("bench")
     wire.register(list(tensors.values()))
     connection.send((wire.address(), _regions(tensors)))
@@ -151,8 +155,8 @@ def _read(
     peer, theirs = _received(connection)
     wire.connect(peer, TIMEOUT_SECONDS)
     layers: dict[str, list[Any]] = {}
-    for name, (here, num_bytes) in _regions(tensors).items():
-        pair = Region(here, num_bytes), Region(theirs[name][0], num_bytes)
+    for name, here in _regions(tensors).items():
+        pair = Region(*here), Region(*theirs[name])
         layers.setdefault(name.split(".")[2] if ".layers." in name else name, []).append(pair)
     found = []
     for how, step in (("a tensor each", 2), ("merged", 1)):
@@ -160,8 +164,7 @@ def _read(
         handles: list[Any] = [wire.prepare_read(peer.name, part) for part in parts if part]
         for tensor in tensors.values():
             tensor.zero_()
-        if device == "cuda":
-            torch.cuda.synchronize()
+        synchronize(device)
         seconds = [_seconds(wire, handles) for _ in range(rounds + 2)][2:]
         found.append(RawReads(how, seconds, len(handles), sum(h.num_regions for h in handles)))
         for handle in handles:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from bench.gpu.devices import is_gpu
+
 __all__ = ["MODELS", "GpuModel", "Shapes", "fill", "modules_of", "vllm_config_of"]
 
 _COMMON = {
@@ -135,13 +137,20 @@ def fill(tensor: torch.Tensor, name: str, version: int) -> torch.Tensor:
     return tensor.uniform_(-1, 1, generator=generator)
 
 
-def vllm_config_of(model: GpuModel, folder: Path, backend: str, device: str) -> Any:
-    """vLLM's configuration of one worker of ``model``, whose file goes to ``folder``."""
+def vllm_config_of(
+    model: GpuModel, folder: Path, backend: str, device: str, rank: int = 0, size: int = 1
+) -> Any:
+    """vLLM's configuration of one worker of ``model``, whose file goes to ``folder``.
+
+    ``rank``: of this worker among ``size`` tensor-parallel ones.
+    """
     from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.engine.arg_utils import EngineArgs
 
     (folder / "config.json").write_text(json.dumps(model.configuration()))
-    options: dict[str, Any] = {"attention_backend": "TRITON_ATTN"} if device == "cuda" else {}
+    options: dict[str, Any] = {"attention_backend": "TRITON_ATTN"} if is_gpu(device) else {}
+    if size > 1:
+        options |= {"tensor_parallel_size": size, "disable_custom_all_reduce": True}
     config = EngineArgs(
         model=str(folder),
         tokenizer=str(folder),
@@ -155,4 +164,5 @@ def vllm_config_of(model: GpuModel, folder: Path, backend: str, device: str) -> 
     ).create_engine_config()
     config.weight_transfer_config = WeightTransferConfig(backend=backend)
     config.parallel_config.distributed_executor_backend = "ray"  # sharded_rdt's condition
+    config.parallel_config.rank = rank
     return config

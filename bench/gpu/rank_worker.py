@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from bench.gpu.devices import bound, name_of
 from bench.gpu.models import MODELS, fill
 from bench.gpu.rank import manifest_of, rank_shapes, rank_writes
 from bench.gpu.recorded import chunk_facts, plan_facts, worker_intervals
@@ -32,15 +33,15 @@ class RankWorker:
 
     def __init__(self, kind: str, tiny: bool, device: str) -> None:
         self._model = MODELS[kind].tiny() if tiny else MODELS[kind]
-        self._device = device
-        self._events = events_of(device)
+        self._device = bound(device)
+        self._events = events_of(self._device)
         self._events.bind()
         self._tensors = {
-            spot: torch.zeros(shape, dtype=torch.bfloat16, device=device)
+            spot: torch.zeros(shape, dtype=torch.bfloat16, device=self._device)
             for spot, shape in rank_shapes(self._model).items()
         }
         self._is_direct = True
-        self._num_threads = posting_threads(device)
+        self._num_threads = posting_threads(self._device.type)
         self._jobs: queue.SimpleQueue[tuple[Chunk, torch.Tensor] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._scatter, daemon=True)
         self._tables: dict[int, tuple[CopyTable, list[torch.Tensor]]] = {}
@@ -51,13 +52,13 @@ class RankWorker:
 
     def describe(self) -> dict[str, str]:
         """What runs here."""
-        device = torch.cuda.get_device_name(0) if self._device == "cuda" else "CPU"
+        device = name_of(self._device)
         return {"engine": "none", "torch": torch.__version__, "device": device}
 
     def use(self, backend: str, options: dict[str, Any]) -> None:
         """The options of the next attachment."""
         self._is_direct = options.get("direct", True)
-        self._num_threads = options.get("read_threads", posting_threads(self._device))
+        self._num_threads = options.get("read_threads", posting_threads(self._device.type))
 
     # ---- the calls of a trainer --------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from bench.gpu.devices import bound, synchronize
 from bench.gpu.models import MODELS, fill, modules_of
 from bench.stages import Interval
 
@@ -20,6 +21,7 @@ class GpuTrainer:
     def __init__(self, kind: str, tiny: bool, device: str) -> None:
         model = MODELS[kind].tiny() if tiny else MODELS[kind]
         self._device = device
+        bound(device)
         self._module = modules_of(model.shapes(), device)
         self._weights = {name: each.detach() for name, each in self._module.named_parameters()}
         self._sender: Any = None
@@ -36,8 +38,10 @@ class GpuTrainer:
             fill(tensor, name, version)
         self._synchronize()
 
-    def use_rdt(self, worker: Any, max_chunk_bytes: int, num_slots: int, lookahead: int) -> float:
-        """Attach ``worker`` to a trainer of ours; returns the seconds it took."""
+    def use_rdt(
+        self, workers: list[Any], max_chunk_bytes: int, num_slots: int, lookahead: int
+    ) -> float:
+        """Attach a deployment's workers to a trainer of ours; returns the seconds it took."""
         from rdt_trainer import ModuleSource, RayClient, RdtTrainer
         from rdt_transport import JobSettings
 
@@ -45,7 +49,7 @@ class GpuTrainer:
         began = time.perf_counter()
         self._sender = RdtTrainer(
             ModuleSource(self._module),
-            RayClient(worker),
+            RayClient(workers),
             settings=JobSettings(
                 num_producers=1,
                 num_replicas=1,
@@ -125,19 +129,19 @@ class GpuTrainer:
         """What the trainer recorded of the last sync."""
         return [Interval(*each) for each in self._sender.intervals]
 
-    def device_copy_seconds(self, num_bytes: int) -> float:
-        """The median of one copy of that many bytes on the device."""
+    def device_copy_seconds(self, num_bytes: int, to: str) -> float:
+        """The median of one copy of that many bytes to a device."""
         source = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
-        target = torch.empty_like(source)
+        target = torch.empty_like(source, device=to)
         seconds = []
         for _ in range(13):
             self._synchronize()
             began = time.perf_counter()
             target.copy_(source)
             self._synchronize()
+            synchronize(to)
             seconds.append(time.perf_counter() - began)
         return sorted(seconds[3:])[5]
 
     def _synchronize(self) -> None:
-        if self._device == "cuda":
-            torch.cuda.synchronize()
+        synchronize(self._device)

@@ -4,6 +4,7 @@ It answers the calls that vLLM's own Ray client and ours make, and does what vLL
 each. Nothing but the engine's parts in the worker runs: no scheduler, no forward.
 """
 
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from bench.gpu.devices import bound, is_gpu, name_of, synchronize
 from bench.gpu.models import MODELS, GpuModel, fill, vllm_config_of
 from bench.gpu.recorded import chunk_facts, plan_facts, worker_intervals
 from bench.stages import ChunkFacts, Interval
@@ -19,9 +21,11 @@ __all__ = ["GpuWorker"]
 
 
 class GpuWorker:
-    """One worker; ``device`` is "cuda" or, to try the benchmark out, "cpu"."""
+    """Worker ``rank`` of ``size`` tensor-parallel ones, which meet in the file ``meeting``."""
 
-    def __init__(self, kind: str, tiny: bool, device: str) -> None:
+    def __init__(
+        self, kind: str, tiny: bool, device: str, rank: int = 0, size: int = 1, meeting: str = ""
+    ) -> None:
         from vllm.config import set_current_vllm_config
 
         from rdt_vllm.plugin import register
@@ -29,9 +33,12 @@ class GpuWorker:
         register()
         model = MODELS[kind].tiny() if tiny else MODELS[kind]
         self._shapes = model.shapes()
-        self._device = torch.device(device, 0) if device == "cuda" else torch.device(device)
+        self._device = bound(device)
         self._folder = tempfile.TemporaryDirectory(prefix="rdt-bench-")
-        self._config = vllm_config_of(model, Path(self._folder.name), "rdt", device)
+        folder = Path(self._folder.name)
+        self._config = vllm_config_of(model, folder, "rdt", device, rank, size)
+        self._meeting = f"file://{meeting or folder / 'meeting'}"
+        os.environ["VLLM_DIST_IDENT"] = Path(self._meeting).name  # of workers that share a CPU
         self._active = lambda: set_current_vllm_config(self._config)
         self._model = self._build(model, device)
         self._engines: dict[str, Any] = {}
@@ -47,10 +54,13 @@ class GpuWorker:
         from vllm.model_executor.model_loader import get_model_loader
 
         with self._active():
-            meeting = f"file://{self._folder.name}/meeting"
-            backend = "nccl" if device == "cuda" else "gloo"
-            init_distributed_environment(1, 0, meeting, 0, backend)
-            ensure_model_parallel_initialized(1, 1)
+            parallel = self._config.parallel_config
+            rank, size = parallel.rank, parallel.world_size
+            # Only loading runs here, which needs no collective but of the CPU.
+            local_rank = self._device.index or 0
+            backend = "nccl" if is_gpu(device) and size == 1 and not local_rank else "gloo"
+            init_distributed_environment(size, rank, self._meeting, local_rank, backend)
+            ensure_model_parallel_initialized(size, 1)
             # Its tracing decorator hides what it takes.
             load: Any = get_model_loader(self._config.load_config).load_model
             if device == "cpu":  # there is no cache to empty, and asking for it raises
@@ -61,7 +71,7 @@ class GpuWorker:
         """What runs here."""
         import vllm
 
-        device = torch.cuda.get_device_name(0) if self._device.type == "cuda" else "CPU"
+        device = name_of(self._device)
         return {"vllm": vllm.__version__, "torch": torch.__version__, "device": device}
 
     def use(self, backend: str, options: dict[str, Any]) -> None:
@@ -93,8 +103,7 @@ class GpuWorker:
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         self._timed(self._engine.finish_weight_update)
         began = time.perf_counter()
-        if self._device.type == "cuda":  # what is enqueued is not there yet
-            torch.cuda.synchronize()
+        synchronize(str(self._device))  # what is enqueued is not there yet
         self._calls.append(Interval("post-process", -1, began, time.perf_counter()))
 
     def update_weight_version(self, weight_version: str) -> None:

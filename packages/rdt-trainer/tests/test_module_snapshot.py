@@ -31,7 +31,8 @@ def test_it_holds_while_only_contents_and_flags_change():
         for tensor in (*model.parameters(), model.count):
             tensor.add_(1)
     model.layers[1].weight.grad = torch.ones(3, 3)
-    assert taken.holds() and taken.holds()
+    assert taken.holds() and taken.tensors_hold()
+    assert taken.holds() and taken.tensors_hold()
 
 
 def replaced_table(model: Model) -> None:
@@ -42,6 +43,14 @@ def replaced_table(model: Model) -> None:
 def swapped_names(model: Model) -> None:
     table = model.layers[1]._parameters
     table["weight"], table["bias"] = table["bias"], table["weight"]
+
+
+def replaced(name: str) -> Callable[[Model], None]:
+    def change(model: Model) -> None:
+        tensor = getattr(model, name).clone()
+        setattr(model, name, nn.Parameter(tensor.detach()) if name == "one" else tensor)
+
+    return change
 
 
 def with_data(data: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Model], None]:
@@ -80,7 +89,25 @@ def test_it_does_not_hold_once_something_is_another_thing(change):
     taken = snapshot(model)
     change(model)
     assert not taken.holds()
+    assert not (taken.modules_hold() and taken.tensors_hold())
     assert snapshot(model).holds()
+
+
+@pytest.mark.parametrize("name", ["count", "one"])
+def test_what_was_replaced_or_removed_is_seen_in_the_tensors_alone(name):
+    for change in (lambda model: delattr(model, name), replaced(name)):
+        model = Model()
+        taken = snapshot(model)
+        change(model)
+        assert not taken.tensors_hold()
+
+
+@pytest.mark.parametrize("data", [torch.clone, lambda data: data[:2], lambda data: data.t()])
+def test_what_lies_otherwise_is_seen_in_the_tensors_alone(data):
+    model = Model()
+    taken = snapshot(model)
+    with_data(data)(model)
+    assert not taken.tensors_hold() and taken.modules_hold()
 
 
 def test_a_parameter_that_moves_to_the_next_module_counts():

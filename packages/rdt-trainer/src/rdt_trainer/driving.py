@@ -54,9 +54,9 @@ class Driving:
         self._changed = threading.Condition()
         self._stopped = False
         self._timers: list[threading.Timer] = []
+        # With the record itself, no worker need ask for it.
+        control.sync(sorted(self._workers), record.to_json(), weight_version, self._on_end)
         self._in_half_the_time(self._on_half_time)
-        update_info = {"session": record.session, "epoch": record.epoch}
-        control.sync(sorted(self._workers), update_info, weight_version, self._on_end)
 
     @property
     def lost(self) -> BaseException | None:

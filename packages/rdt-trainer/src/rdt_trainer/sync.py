@@ -10,18 +10,18 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from rdt_plan import ConsumerId, EpochRecord, SliceError
+from rdt_plan import ConsumerId, EpochRecord
 from rdt_trainer.collector import GroupCollector
 from rdt_trainer.control import LAST_WORDS_SECONDS, Control
 from rdt_trainer.driving import Driving
-from rdt_trainer.errors import SourceError, SyncFailedError, TrainerStateError
+from rdt_trainer.errors import SourceError
 from rdt_trainer.numbering import EpochNumbering
 from rdt_trainer.report import SyncReport, bytes_pulled
+from rdt_trainer.sync_errors import raised_by
 from rdt_trainer.sync_state import Cause, Consequence, Stage, SyncState
 from rdt_transport.errors import (
     EpochFailedError,
     RdtTransportError,
-    RendezvousLostError,
     SyncAbortedError,
 )
 from rdt_transport.intervals import Intervals
@@ -128,19 +128,18 @@ class Sync:
             self.record = self._numbering.begin(self._open_epoch)
             producer.begin(self.record)
             self._advance(Stage.GATHER)
-        if self._control is not None:
-            version = str(self.epoch) if weight_version is None else weight_version
-            driving = Driving(
-                self._control, self._rendezvous, self.record, version, self._timeout_seconds
-            )
-            with self._lock:
-                self._driving = driving
-                dropped = self._dropped.copy()
-            for each in dropped:
-                driving.on_dropped(*each)
+            if self._control is not None:
+                self._drive(self._control, self.record, weight_version)
+        groups = list(producer.groups)
         with self._step("gather", Cause.SOURCE_RAISED):
             self._collector = collector = self._new_pass()
-        groups = list(producer.groups)
+        if collector.standing:
+            with self._step("publish", Cause.PRODUCER):
+                del groups[: producer.publish_standing(collector.standing, held_back=1)]
+            began = time.perf_counter()
+            with self._step("gather", Cause.SOURCE_RAISED):
+                collector.confirm()  # while they are read
+            self.intervals.add("gather", producer.groups[-1], began)
         while groups:
             with self._step("publish", Cause.PRODUCER):
                 if collector.standing:
@@ -170,6 +169,15 @@ class Sync:
             outcome = self._rendezvous.await_close(self._rank, self.epoch, timeout_seconds)
         self._advance(Stage.DONE)
         return outcome
+
+    def _drive(self, control: Control, record: EpochRecord, weight_version: str | None) -> None:
+        version = str(self.epoch) if weight_version is None else weight_version
+        driving = Driving(control, self._rendezvous, record, version, self._timeout_seconds)
+        with self._lock:
+            self._driving = driving
+            dropped = self._dropped.copy()
+        for each in dropped:
+            driving.on_dropped(*each)
 
     def _open_epoch(self, epoch: int) -> EpochRecord:
         self.epoch = epoch
@@ -261,7 +269,10 @@ class Sync:
             if failure.cause is not Cause.INTERRUPT:
                 self._control.wait(LAST_WORDS_SECONDS)
             notes += [f"{name} is still in a call" for name in self._control.busy()]
-        raised, cause = self._outcome(failure.cause, error), error
+        raised = raised_by(
+            failure.cause, error, rank=self._rank, epoch=self.epoch, connected=self._is_connected
+        )
+        cause = error
         if (driving := self._driving) is not None:
             notes += [each for each in driving.errors() if each not in str(raised)]
             if failure.cause is Cause.PEER and driving.lost is not None:
@@ -271,22 +282,6 @@ class Sync:
         if raised is error:
             raise raised
         raise raised from cause
-
-    def _outcome(self, cause: Cause, error: BaseException) -> BaseException:
-        told = cause in (Cause.SOURCE_MISMATCH, Cause.INTERRUPT)
-        if told or isinstance(error, TrainerStateError):
-            return error
-        if cause is Cause.SOURCE_RAISED:
-            return SourceError(
-                f"rank {self._rank}: the source raised {type(error).__name__}: {error}"
-            )
-        if isinstance(error, SliceError):  # a stable tensor that is another one
-            return SourceError(f"rank {self._rank}: {error}")
-        remedy = "call send_weights() again once the cause is gone"
-        if not self._is_connected or isinstance(error, RendezvousLostError):
-            remedy = "the rendezvous is gone: close this trainer, make a new trainer"
-        reason = str(error).removeprefix(f"epoch {self.epoch} failed: ")
-        return SyncFailedError(self.epoch, reason, remedy)
 
     def _discard(self) -> None:
         try:

@@ -30,8 +30,8 @@ class Tiling(NamedTuple):
         units_per_thread: loads that a thread has under way at once.
     """
 
-    tile_bytes: int = 16 << 10
-    num_warps: int = 4
+    tile_bytes: int = 8 << 10
+    num_warps: int = 2
     units_per_thread: int = 4
 
 

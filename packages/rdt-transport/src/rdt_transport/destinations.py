@@ -17,13 +17,28 @@ Destination = Callable[[str, str], torch.Tensor]
 """The live tensor of (module, param)."""
 
 
-class _Registered(NamedTuple):
-    """A destination as it was when it was registered."""
+class _Layout(NamedTuple):
+    """Where tensors lie and how, a list of each; made and compared without a step for each one."""
 
-    address: int
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
+    addresses: list[int]
+    shapes: list[torch.Size]
+    strides: list[tuple[int, ...]]
+    dtypes: list[torch.dtype]
+
+    @classmethod
+    def of(cls, tensors: Sequence[torch.Tensor]) -> "_Layout":
+        with torch._C.DisableTorchFunctionSubclass():  # of subclasses, the plain tensor counts
+            return cls(
+                list(map(torch.Tensor.data_ptr, tensors)),
+                list(map(torch.Tensor.size, tensors)),
+                list(map(torch.Tensor.stride, tensors)),
+                [tensor.dtype for tensor in tensors],
+            )
+
+    def words(self, index: int) -> str:
+        """One tensor's, for a message."""
+        dtype, shape = self.dtypes[index], list(self.shapes[index])
+        return f"{dtype}{shape}, strides {self.strides[index]}, at {self.addresses[index]:#x}"
 
 
 class Destinations:
@@ -50,26 +65,26 @@ class Destinations:
                 "consumer its destinations, or plan without a direct rule"
             )
         self._find = find
-        self._registered: dict[tuple[str, str], _Registered] = {}
+        self._names = tuple(names)
         buffers: dict[int, torch.Tensor] = {}
-        for module, param in names:
-            tensor = self.find(module, param)
+        tensors = self._tensors()
+        for (module, param), tensor in zip(names, tensors, strict=True):
             if not is_registrable(tensor):
                 raise WireError(
                     f"{module}.{param} lies in virtual memory, which cannot be registered; "
                     f"{VIRTUAL_MEMORY_REMEDY}, or leave it out of the direct rule"
                 )
-            self._registered[module, param] = _as_it_is(tensor)
             buffers.setdefault(tensor.untyped_storage().data_ptr(), tensor)
         self.buffers: Sequence[torch.Tensor] = tuple(buffers.values())
+        self._registered = _Layout.of(tensors)
         self._check_apart(places)
 
     def _check_apart(self, places: Iterable[Placement]) -> None:
         """Direct reads end in any order, so no two may land on the same bytes."""
+        address = dict(zip(self._names, self._registered.addresses, strict=True))
         landings = sorted(
             (
-                self._registered[place.module, place.param].address
-                + place.offset * ITEM_BYTES[place.dtype],
+                address[place.module, place.param] + place.offset * ITEM_BYTES[place.dtype],
                 place.slice.num_bytes,
                 f"{place.slice.name} into {place.module}.{place.param}",
             )
@@ -87,16 +102,18 @@ class Destinations:
         assert self._find is not None
         return self._find(module, param)
 
+    def _tensors(self) -> list[torch.Tensor]:
+        return [self.find(*name) for name in self._names]
+
     def check(self) -> None:
         """Raise `WireError` by name when a tensor is not the memory that was registered."""
-        for (module, param), before in self._registered.items():
-            now = _as_it_is(self.find(module, param))
-            if now != before:
+        now, before = _Layout.of(self._tensors()), self._registered
+        if now == before:
+            return
+        for index, (module, param) in enumerate(self._names):
+            if any(new[index] != old[index] for new, old in zip(now, before, strict=True)):
                 raise WireError(
-                    f"{module}.{param} was registered as {before}, and is {now} now; reads would "
-                    "land in the old memory: initialise the weight transfer again"
+                    f"{module}.{param} was registered as {before.words(index)}, and is "
+                    f"{now.words(index)} now; reads would land in the old memory: initialise the "
+                    "weight transfer again"
                 )
-
-
-def _as_it_is(tensor: torch.Tensor) -> _Registered:
-    return _Registered(tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)

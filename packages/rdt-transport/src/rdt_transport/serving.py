@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 import torch
@@ -138,13 +138,13 @@ class Serving:
             if not self._changed.wait_for(lambda: self._settled, timeout_seconds):
                 raise SyncTimeoutError(
                     f"producer {self._rank}: a pack has not ended {timeout_seconds:g} s after the "
-                    "abort; the sources may still be read: leave them unchanged, or end this "
-                    "process"
+                    "abort; sources may still be read: leave them unchanged, or end this process"
                 ) from error
 
-    def standing_next(self) -> list[int]:
-        """The groups to publish next, as many as are standing: none of them takes credit."""
-        return list(takewhile(self._standing.__contains__, self._groups[self._num_sent :]))
+    def standing_next(self, held_back: int = 0) -> list[int]:
+        """The groups to publish next that are standing, and none of the last ``held_back``."""
+        left = islice(self._groups, self._num_sent, len(self._groups) - held_back)
+        return list(takewhile(self._standing.__contains__, left))
 
     def spend_credit(self, groups: Sequence[int]) -> None:
         """They are on their way to the progress thread, which gives none before they are there."""

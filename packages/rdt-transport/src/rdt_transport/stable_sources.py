@@ -122,16 +122,16 @@ class StableSources:
         for name, source in self._sources.items():
             by_group.setdefault(manifest.group_of(name), {})[name] = source.held
         self.groups = {group: held for group, held in by_group.items() if group not in others}
-        self._last_checked: Mapping[str, torch.Tensor] | None = tensors
+        self._registered = self._last_checked = tensors
 
     def check(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Raises `SliceError` unless ``tensors`` are those that were registered, by name.
 
         The very mapping of the last time, or that this was made with, is not looked at again.
         """
-        if tensors is self._last_checked:
+        if tensors is self._last_checked or tensors is self._registered:
             return
-        self._last_checked = None
+        self._last_checked = self._registered
         for name in self._sources:
             if name not in tensors:
                 raise SliceError(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rdt_plan import SyncPlan
+from rdt_plan import EpochRecord, SyncPlan
 from rdt_plan.records import JobRecord
 from rdt_transport.consumer import Consumer
 from rdt_transport.destinations import Destination
@@ -145,8 +145,8 @@ class JobLink:
         self._bytes_landed = plan.bytes_landed
         self._consumer.attach(self._timeout_seconds)
 
-    def start(self, session: str, epoch: int) -> None:
-        """Begin pulling that epoch; returns at once.
+    def start(self, session: str, epoch: int, record: EpochRecord | None = None) -> None:
+        """Begin pulling that epoch; returns at once. Its record is asked for if it is not given.
 
         Raises `InitInfoError` when the session is not the one this worker attached to, and what
         `RendezvousClient.epoch_record` and `Consumer.start` raise.
@@ -159,7 +159,8 @@ class JobLink:
         try:
             if self._lost is not None:
                 raise SyncAbortedError(f"{self._lost}: initialise the transfer again")
-            record = self._client.epoch_record(self._timeout_seconds, epoch)
+            if record is None:
+                record = self._client.epoch_record(self._timeout_seconds, epoch)
         except RendezvousLostError as error:  # we notice before we are told
             raise SyncAbortedError(f"{error}: initialise the transfer again") from error
         self.consumer.start(record)
