@@ -24,12 +24,21 @@ class ConsumerMachine(RuleBasedStateMachine):
         owners=st.lists(st.integers(0, 2), max_size=7),
         num_slots=st.integers(1, 3),
         direct=st.sets(st.integers(0, 6)),
+        num_lanes=st.integers(1, 3),
     )
-    def begin(self, owners: list[int], num_slots: int, direct: set[int]) -> None:
+    def begin(self, owners: list[int], num_slots: int, direct: set[int], num_lanes: int) -> None:
+        lanes = {owner: owner % min(num_lanes, num_slots) for owner in range(3)}
         self.num_slots = num_slots
         self.owners = owners
         self.direct = direct & set(range(len(owners)))
         self.slotted = [index for index in range(len(owners)) if index not in direct]
+        self.lanes = [
+            [index for index in self.slotted if lanes[owners[index]] == lane] for lane in range(3)
+        ]
+        self.num_receive_slots = [  # of each lane
+            num_slots // (max(lanes.values()) + 1) + (lane < num_slots % (max(lanes.values()) + 1))
+            for lane in range(3)
+        ]
         self.seqs = [owners[:index].count(owner) for index, owner in enumerate(owners)]
         self.announced: set[int] = set()
         self.reading: list[int] = []
@@ -38,10 +47,11 @@ class ConsumerMachine(RuleBasedStateMachine):
         self.scattering: list[int] = []
         self.installed: set[int] = set()
         self.posted: set[int] = set()
-        self.num_handed_out = 0
+        self.num_handed_out = [0, 0, 0]
         self.aborted = False
         self.end: Finished | Quiesced | None = None
-        self.epoch = ConsumerEpoch(read_chunks(owners, num_slots, direct), num_slots)
+        chunks = read_chunks(owners, num_slots, direct, lanes)
+        self.epoch = ConsumerEpoch(chunks, num_slots, lanes)
         self.perform(self.epoch.begin())
 
     # ---- events --------------------------------------------------------------------------------
@@ -139,19 +149,25 @@ class ConsumerMachine(RuleBasedStateMachine):
     def in_flight(self) -> list[int]:
         return [*self.reading, *self.handed_out, *self.scattering]
 
-    def next_to_post(self) -> int | None:
-        """Of those that take a slot: reads go in plan order, and find the last one installed."""
-        at = sum(index in self.posted for index in self.slotted)
-        if at == len(self.slotted) or self.slotted[at] not in self.announced:
-            return None
-        before = at - self.num_slots
-        is_free = before < 0 or self.slotted[before] in self.installed
-        return self.slotted[at] if is_free else None
+    def may_be_posted(self) -> set[int]:
+        """Of those that take a slot: a lane's reads go in order, each into a slot that is free."""
+        found = set()
+        for slotted, num_slots in zip(self.lanes, self.num_receive_slots, strict=True):
+            at = sum(index in self.posted for index in slotted)
+            if at < len(slotted) and slotted[at] in self.announced:
+                if at < num_slots or slotted[at - num_slots] in self.installed:
+                    found.add(slotted[at])
+        return found
 
-    def to_hand_out(self) -> int | None:
-        return (
-            self.slotted[self.num_handed_out] if self.num_handed_out < len(self.slotted) else None
-        )
+    def to_hand_out(self) -> dict[int, int]:
+        """The chunk whose scatter is next in each lane, and that lane."""
+        return {
+            slotted[num_handed_out]: lane
+            for lane, (slotted, num_handed_out) in enumerate(
+                zip(self.lanes, self.num_handed_out, strict=True)
+            )
+            if num_handed_out < len(slotted)
+        }
 
     def perform(self, actions: Sequence[ConsumerAction]) -> None:
         for action in actions:
@@ -159,13 +175,13 @@ class ConsumerMachine(RuleBasedStateMachine):
             match action:
                 case PostRead(index):
                     assert self.is_running and index in self.announced - self.posted
-                    assert index in self.direct or index == self.next_to_post()
+                    assert index in self.direct or index in self.may_be_posted()
                     self.posted.add(index)
                     self.reading.append(index)
                 case Scatter(index):
-                    assert self.is_running and index == self.to_hand_out()
+                    assert self.is_running and index in self.to_hand_out()
                     self.landed.remove(index)
-                    self.num_handed_out += 1
+                    self.num_handed_out[self.to_hand_out()[index]] += 1
                     self.handed_out.append(index)
                 case Finished() | Quiesced():
                     assert not self.in_flight
@@ -178,9 +194,9 @@ class ConsumerMachine(RuleBasedStateMachine):
             return
         if self.is_running:
             assert self.epoch.state is EpochState.RUNNING
-            assert self.next_to_post() is None
+            assert not self.may_be_posted()
             assert self.announced & self.direct <= self.posted
-            assert self.to_hand_out() not in self.landed
+            assert not self.to_hand_out().keys() & self.landed
             assert len(self.installed) < len(self.owners)
             assert self.epoch.waiting_for() != "nothing"
         elif self.end is None:

@@ -95,6 +95,34 @@ def test_every_written_element_is_written_once(case) -> None:
     assert plan.fills == tuple(w for w in drawn if isinstance(w, Fill))
 
 
+def dealt_lanes(plan: SyncPlan, ownership: Ownership) -> dict[int, int]:
+    """Of each owner: those are of one lane that serve one module, or names of one owner set."""
+    found: list[tuple[set[int], set[object]]] = []  # owners, and what ties them
+    for chunk in plan.chunks:
+        if not chunk.is_direct:
+            ties: set[object] = {p.module for p in chunk.placements}
+            ties |= {ownership.set_by_name.get(s.name, s.name) for s in chunk.serve.slices}
+            joined = [each for each in found if chunk.owner in each[0] or ties & each[1]]
+            at = min([found.index(each) for each in joined], default=len(found))
+            found = [each for each in found if each not in joined]
+            owners = {chunk.owner}.union(*(each[0] for each in joined))
+            found.insert(at, (owners, ties.union(*(each[1] for each in joined))))
+    return {o: at % plan.num_slots for at, (owners, _) in enumerate(found) for o in owners}
+
+
+@given(plans(direct=True))
+def test_lanes_share_nothing(case) -> None:
+    """Neither an owner, nor a module, nor a receive slot: none waits for another."""
+    *_, plan = case
+    lanes_by_tie: dict[object, set[int]] = defaultdict(set)
+    for chunk in plan.chunks:
+        if not chunk.is_direct:
+            ties = [("slot", chunk.receive_slot), *(("module", p.module) for p in chunk.placements)]
+            for tie in ties:
+                lanes_by_tie[tie].add(plan.lanes[chunk.owner])
+    assert all(len(lanes) == 1 for lanes in lanes_by_tie.values())
+
+
 @given(plans(direct=True))
 def test_numbers_follow_the_rules(case) -> None:
     manifest, _, num_workers, plan = case
@@ -104,6 +132,7 @@ def test_numbers_follow_the_rules(case) -> None:
     assert plan.schedule == group_schedule(manifest)
     order = [(position[c.serve.group], c.owner, c.serve.seq) for c in plan.chunks]
     assert order == sorted(order)
+    lanes = dealt_lanes(plan, ownership)
     seqs: dict[int, int] = defaultdict(int)
     slotted: list[Chunk] = []
     for index, chunk in enumerate(plan.chunks):
@@ -116,7 +145,10 @@ def test_numbers_follow_the_rules(case) -> None:
             at = (chunk.owner, chunk.serve.group)
             assert at not in [(each.owner, each.serve.group) for each in slotted]
         else:
-            assert chunk.receive_slot == len(slotted) % plan.num_slots
+            lane = lanes[chunk.owner]
+            slots = range(lane, plan.num_slots, max(lanes.values()) + 1)
+            num_received = sum(lanes[each.owner] == lane for each in slotted)
+            assert chunk.receive_slot == slots[num_received % len(slots)]
             num_before = sum(each.owner == chunk.owner for each in slotted)
             assert chunk.serve.serve_slot == num_before % plan.num_slots
             slotted.append(chunk)

@@ -150,7 +150,7 @@ def test_the_form_is_plain() -> None:
         "wire_name": "rdt-0",
         "metadata": "AP8=",
         "manifest_digest": DIGEST,
-        "sources": [[7, 4096, 1]],
+        "sources": [[7], [4096], [1]],
     }
     assert through_json(EPOCH) == {"session": ID, "epoch": 1, "live": [[[0, 1], ID]]}
     assert through_json(OFFER)["slots"] == [[4096, 16, 0]]
@@ -169,10 +169,24 @@ def test_the_form_is_plain() -> None:
         (PRODUCER, "metadata", "AP9=", "metadata: expected canonical base64"),
         (PRODUCER, "metadata", "A" * (24 << 20), "metadata: expected at most 16777216 bytes"),
         (PRODUCER, "manifest_digest", ID, "manifest_digest: expected 64"),
-        (PRODUCER, "sources", [[7, 1]], r"sources\[0\].source: expected an array of 3"),
-        (PRODUCER, "sources", [[7, -1, 0]], r"sources\[0\].address: expected an integer"),
-        (PRODUCER, "sources", [[2, 1, 0], [1, 9, 0]], "sources: expected each parameter once, in"),
-        (PRODUCER, "sources", [[2, 1, 0], [2, 9, 0]], "sources: expected each parameter once, in"),
+        (PRODUCER, "sources", [[7], [1]], r"sources: expected an array of 3"),
+        (PRODUCER, "sources", [[7], [1], 0], r"sources: device: expected an array"),
+        (PRODUCER, "sources", [[7], [1, 2], [0]], r"sources: expected columns of one length"),
+        (PRODUCER, "sources", [[True], [1], [0]], r"sources: param: expected an integer"),
+        (PRODUCER, "sources", [[7], [1 << 63], [0]], r"sources: address: expected an integer"),
+        (PRODUCER, "sources", [[7], [-1], [0]], r"sources: address: expected an integer"),
+        (
+            PRODUCER,
+            "sources",
+            [[2, 1], [1, 9], [0, 0]],
+            "sources: expected each parameter once, in",
+        ),
+        (
+            PRODUCER,
+            "sources",
+            [[2, 2], [1, 9], [0, 0]],
+            "sources: expected each parameter once, in",
+        ),
         (JOB, "wire_version", 0, "wire_version: expected at least 1"),
         (JOB, "num_producers", 2, r"producers: expected each rank below 2 once, found \[0\]"),
         (JOB, "num_producers", 2**62, r"producers: expected each rank below 4611\d+ once"),

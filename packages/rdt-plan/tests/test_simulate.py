@@ -123,6 +123,9 @@ def test_every_epoch_is_finished_by_everybody(
         assert joined <= report.commits[epoch]  # whoever took part once goes on doing so
         joined = report.commits[epoch]
         assert joined
+    for plan in fleet.plans:  # one READY and one DONE a chunk, and nothing else
+        num_epochs = sum(plan.consumer in joined for joined in report.commits.values())
+        assert report.num_doorbells[plan.consumer] == 2 * len(plan.chunks) * num_epochs
 
 
 @settings(max_examples=num_examples(120))

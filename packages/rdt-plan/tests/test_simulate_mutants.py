@@ -1,6 +1,7 @@
 """What the rules are for: without any one of them something goes wrong, and is seen."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -11,6 +12,7 @@ from rdt_plan.consumer_epoch import ConsumerEpoch, Scatter
 from rdt_plan.doorbell import Doorbell
 from rdt_plan.epoch import EpochState, Finished
 from rdt_plan.identity import ConsumerId
+from rdt_plan.lanes import lanes_of
 from rdt_plan.mailbox import Mailbox, Verdict
 from rdt_plan.producer_epoch import ProducerEpoch, Ready
 from rdt_plan.simulate import Faults, simulate
@@ -21,9 +23,9 @@ from rdt_plan.transitions import ChunkEvent, ChunkState, ServeState
 NUM_SEEDS = 40
 
 
-def violations(faults: Faults, direct: str = "") -> list[str]:
-    """The first violation of every run that has one; ``direct`` is `small_fleet`'s."""
-    plans, groups = small_fleet(direct=direct)
+def violations(faults: Faults, direct: str = "", num_modules: int = 1) -> list[str]:
+    """The first violation of every run that has one; the rest is `small_fleet`'s."""
+    plans, groups = small_fleet(direct=direct, num_modules=num_modules)
     runs = (
         simulate(plans, groups, lookahead=1, seed=seed, num_epochs=2, faults=faults)
         for seed in range(NUM_SEEDS)
@@ -300,10 +302,23 @@ MACHINE, RING = f"{PRODUCER}.ProducerEpoch", "rdt_plan.producer_epoch.ServeStrea
 SLOTS, RENDEZVOUS = "rdt_plan.consumer_epoch.SlotRing", "rdt_plan.simulate.SimulatedRendezvous"
 
 
-@pytest.mark.parametrize("direct", ["", "a", "ab"])
+@pytest.mark.parametrize(
+    ("direct", "num_modules"), [("", 1), ("a", 1), ("ab", 1), ("", 5), ("b", 5)]
+)
 @pytest.mark.parametrize("faults", [DROP, REJOIN, ABORT, STALE])
-def test_without_a_mutant_nothing_is_caught(faults: Faults, direct: str) -> None:
-    assert violations(faults, direct) == []
+def test_without_a_mutant_nothing_is_caught(faults: Faults, direct: str, num_modules: int) -> None:
+    assert violations(faults, direct, num_modules) == []
+
+
+def test_lanes_that_part_a_module_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_modules(chunks: Iterable[tuple[int, Iterable[object]]]) -> dict[int, int]:
+        return lanes_of((owner, [t for t in ties if type(t) is int]) for owner, ties in chunks)
+
+    monkeypatch.setattr("rdt_plan.plan.lanes_of", without_modules)
+    found = violations(Faults(), num_modules=2)
+    assert any(re.search(r"scattered chunk \d+ of m[01] after chunk", each) for each in found), (
+        found
+    )
 
 
 @pytest.mark.parametrize(
@@ -315,7 +330,7 @@ def test_without_a_mutant_nothing_is_caught(faults: Faults, direct: str) -> None
         (SLOTS, NeverFreed, Faults(), "still used by"),
         (f"{CONSUMER}.ConsumerEpoch", QuiescedWithReads, ABORT, "with something in flight"),
         (f"{CONSUMER}.ConsumerEpoch", FinishedWhenEnqueued, Faults(), "in its slot"),
-        (f"{CONSUMER}.ConsumerEpoch", HandsOutWhatLands, Faults(), "finished with chunks"),
+        (f"{CONSUMER}.ConsumerEpoch", HandsOutWhatLands, Faults(), "scattered chunk"),
         (f"{CONSUMER}.ConsumerEpoch", LosesAChunk, Faults(), "finished with chunks"),
         (f"{CONSUMER}.Mailbox", EarlyReadyLost, Faults(), "READY not received"),
         (f"{CONSUMER}.Mailbox", AnyEpoch, REPEATS, "is not read"),

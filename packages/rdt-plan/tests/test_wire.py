@@ -8,6 +8,7 @@ from hypothesis import given
 from rdt_plan import (
     MAX_MESSAGE_BYTES,
     WIRE_VERSION,
+    ChunkTable,
     ConsumerId,
     Fill,
     Manifest,
@@ -28,6 +29,7 @@ from rdt_plan import (
 )
 from rdt_plan import wire as wire_module
 from rdt_plan.testing import plans
+from rdt_plan.wire import manifest_names
 
 MANIFEST = Manifest.build(
     [
@@ -38,7 +40,7 @@ MANIFEST = Manifest.build(
 GOLDEN_MANIFEST = (
     b'{"body":{"groups":[["pre",1],["l.0",1]],"params":['
     b'["embed","bfloat16",[4,2],[0,1],[],[]],["l.0.w","float32",[],[0],[1],["replicate"]]]},'
-    b'"kind":"manifest","v":2}'
+    b'"kind":"manifest","v":3}'
 )
 
 
@@ -57,8 +59,8 @@ SERVE = '[0,0,0,8,[["embed","bfloat16",2,[4],[1]]],[0]]'
 MANIFEST_DIGEST = golden_plan().manifest_digest
 PLAN_DIGEST = golden_plan().digest
 GOLDEN_TABLE = (
-    f'{{"body":{{"chunks":[{SERVE}],"consumer":[3,1],"num_slots":2,"owner":1,'
-    f'"plan_digest":"{PLAN_DIGEST}","slot_bytes":16}},"kind":"chunk_table","v":2}}'
+    f'{{"body":{{"chunks":[{SERVE}],"num_slots":2,"owner":1,'
+    f'"plan_digest":"{PLAN_DIGEST}","slot_bytes":16}},"kind":"chunk_table","v":3}}'
 ).encode()
 GOLDEN_PLAN = (
     f'{{"body":{{"chunks":[[0,1,{SERVE},0,'
@@ -69,15 +71,19 @@ GOLDEN_PLAN = (
     f'["emb","weight",4,[2,2],[2,1],"bfloat16","-inf"]],'
     f'"manifest_digest":"{MANIFEST_DIGEST}","max_chunk_bytes":67108864,'
     f'"modules_without_chunks":[],"num_slots":2,"programs":[],"schedule":[0]}},'
-    f'"kind":"sync_plan","v":2}}'
+    f'"kind":"sync_plan","v":3}}'
 ).encode()
+
+
+def decode_own_table(data: bytes) -> ChunkTable:
+    return decode_table(data, ConsumerId(3, 1))
 
 
 FREE_LISTS = {  # those whose lengths nothing else in the golden message fixes
     decode_manifest: {
         ("body", "params", 0, 2),  # a shape
     },
-    decode_table: {("body", "chunks")},
+    decode_own_table: {("body", "chunks")},
     decode_plan: {
         ("body", "chunks"),
         ("body", "chunks", 0, 4),  # placements
@@ -94,7 +100,8 @@ def test_golden_messages() -> None:
     assert encode_table(plan.table(1)) == GOLDEN_TABLE
     assert encode_plan(plan) == GOLDEN_PLAN
     assert decode_manifest(GOLDEN_MANIFEST) == MANIFEST
-    assert decode_table(GOLDEN_TABLE) == plan.table(1)
+    assert manifest_names(GOLDEN_MANIFEST) == ("embed", "l.0.w")
+    assert decode_own_table(GOLDEN_TABLE) == plan.table(1)
     assert decode_plan(GOLDEN_PLAN) == plan
     types = [type(fill.value) for fill in decode_plan(GOLDEN_PLAN).fills]
     assert types == [int, bool, float, float]
@@ -103,6 +110,12 @@ def test_golden_messages() -> None:
 def test_golden_digests() -> None:
     assert MANIFEST.digest == "ee7a9c693351fe2d38b789cda692b64572d92d2d75c5b2a31ba5161421a151c3"
     assert PLAN_DIGEST == "52214c5d58b126ae5975a0c2d1d9b7c04a2783875930be9a15b379946be6654b"
+
+
+@pytest.mark.parametrize("old", [b'"embed"', b"[4,2],", b'"groups"'])
+def test_names_of_what_is_no_manifest_are_refused(old: bytes) -> None:
+    with pytest.raises(WireFormatError):
+        manifest_names(GOLDEN_MANIFEST.replace(old, b"1" if old[0] != b"["[0] else b"", 1))
 
 
 @given(plans(direct=True))
@@ -114,23 +127,27 @@ def test_round_trips(case) -> None:
     assert again.digest == plan.digest
     for owner in plan.owners:
         table = plan.table(owner)
-        assert decode_table(encode_table(table)) == table
+        assert decode_table(encode_table(table), table.consumer) == table
 
 
 @pytest.mark.parametrize(
     ("decode", "golden"),
-    [(decode_manifest, GOLDEN_MANIFEST), (decode_table, GOLDEN_TABLE), (decode_plan, GOLDEN_PLAN)],
+    [
+        (decode_manifest, GOLDEN_MANIFEST),
+        (decode_own_table, GOLDEN_TABLE),
+        (decode_plan, GOLDEN_PLAN),
+    ],
 )
 class TestStrict:
     def test_another_version_names_both(self, decode, golden: bytes) -> None:
-        data = golden.replace(b'"v":2', b'"v":7')
-        with pytest.raises(WireFormatError, match=r"wire version 7: expected version 2"):
+        data = golden.replace(b'"v":3', b'"v":7')
+        with pytest.raises(WireFormatError, match=r"wire version 7: expected version 3"):
             decode(data)
 
     @pytest.mark.parametrize("version", [b"true", b"1.0", b'"1"', b"null", b"[1]"])
     def test_the_version_is_an_integer(self, decode, golden: bytes, version: bytes) -> None:
         with pytest.raises(WireFormatError):
-            decode(golden.replace(b'"v":2', b'"v":' + version))
+            decode(golden.replace(b'"v":3', b'"v":' + version))
 
     def test_another_kind(self, decode, golden: bytes) -> None:
         data = re.sub(rb'"kind":"\w+"', b'"kind":"letter"', golden)
@@ -182,7 +199,7 @@ class TestStrict:
                 with pytest.raises(WireFormatError):
                     decode(json.dumps(message).encode())
         with pytest.raises(WireFormatError, match="each key once"):
-            decode(golden[:-1] + b',"v":2}')
+            decode(golden[:-1] + b',"v":3}')
 
     def test_too_large(self, decode, golden: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(wire_module, "MAX_MESSAGE_BYTES", len(golden) - 1)
@@ -257,7 +274,7 @@ def test_bad_manifests_are_refused_with_the_place(old: bytes, new: bytes, messag
 )
 def test_bad_tables_are_refused_with_the_place(old: bytes, new: bytes, message: str) -> None:
     with pytest.raises(WireFormatError, match=message):
-        decode_table(GOLDEN_TABLE.replace(old, new, 1))
+        decode_own_table(GOLDEN_TABLE.replace(old, new, 1))
 
 
 @pytest.mark.parametrize(

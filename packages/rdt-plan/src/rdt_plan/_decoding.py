@@ -26,10 +26,10 @@ from rdt_plan.plan import SyncPlan
 from rdt_plan.slices import Slice
 from rdt_plan.table import ChunkTable
 
-__all__ = ["consumer_of", "manifest_of", "plan_of", "table_of"]
+__all__ = ["consumer_of", "manifest_of", "names_of", "plan_of", "table_of"]
 
 _MANIFEST = frozenset({"params", "groups"})
-_TABLE = frozenset({"consumer", "owner", "plan_digest", "num_slots", "slot_bytes", "chunks"})
+_TABLE = frozenset({"owner", "plan_digest", "num_slots", "slot_bytes", "chunks"})
 _PLAN = frozenset(
     {
         "consumer",
@@ -66,6 +66,12 @@ def manifest_of(form: Any) -> Manifest:
     return manifest
 
 
+def names_of(form: Any) -> tuple[str, ...]:
+    """Those of a manifest's form."""
+    form = fields(form, "manifest", _MANIFEST)
+    return rows(form["params"], "params", lambda row: string(array(row, "param", 6)[0], "name"))
+
+
 def _param_of(row: Any) -> ParamMeta:
     name, dtype, shape, owners, mesh_shape, placements = array(row, "param", 6)
     return ParamMeta(
@@ -88,10 +94,10 @@ def consumer_of(form: Any) -> ConsumerId:
     return ConsumerId(integer(replica, "replica"), integer(worker, "worker"))
 
 
-def table_of(form: Any) -> ChunkTable:
+def table_of(form: Any, consumer: ConsumerId) -> ChunkTable:
     form = fields(form, "chunk_table", _TABLE)
     return ChunkTable(
-        consumer=consumer_of(form["consumer"]),
+        consumer=consumer,
         owner=integer(form["owner"], "owner"),
         plan_digest=digest(form["plan_digest"], "plan_digest"),
         num_slots=positive(form["num_slots"], "num_slots"),

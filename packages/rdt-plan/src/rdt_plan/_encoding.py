@@ -48,8 +48,8 @@ def _serve_form(chunk: "ServeChunk") -> tuple[Any, ...]:
 
 
 def table_form(table: "ChunkTable") -> dict[str, Any]:
+    """Everything but the consumer: equal workers of two replicas send equal tables."""
     return {
-        "consumer": consumer_form(table.consumer),
         "owner": table.owner,
         "plan_digest": table.plan_digest,
         "num_slots": table.num_slots,

@@ -147,7 +147,7 @@ class SimulatedConsumer(SimulatedParty):
         assert self._next is not None
         self.number, self._next = self._next, None
         self._scattered, self._placed = [], {}
-        self.epoch = ConsumerEpoch(self.plan.chunks, self.plan.num_slots)
+        self.epoch = ConsumerEpoch(self.plan.chunks, self.plan.num_slots, self.plan.lanes)
         early = self._mailbox.open(SESSION, self.number)
         self._perform(self.epoch.begin())
         for doorbell in early:
@@ -173,11 +173,18 @@ class SimulatedConsumer(SimulatedParty):
     def _finish(self) -> None:
         expected = [chunk.index for chunk in self.plan.chunks if not chunk.is_direct]
         num_chunks = len(self._scattered) + len(self._placed)
-        if self._scattered != expected or num_chunks < len(self.plan.chunks):
+        if sorted(self._scattered) != expected or num_chunks < len(self.plan.chunks):
             self._violate(
                 f"finished with chunks {self._scattered} scattered and {sorted(self._placed)} "
                 f"placed, of {len(self.plan.chunks)}"
             )
+        last: dict[int | str, int] = {}  # of each owner and module, whose chunks keep their order
+        for index in self._scattered:
+            chunk = self.plan.chunks[index]
+            for key in dict.fromkeys((chunk.owner, *(copy.module for copy in chunk.placements))):
+                if last.setdefault(key, index) > index:
+                    self._violate(f"scattered chunk {index} of {key} after chunk {last[key]}")
+                last[key] = index
         who, number = self.plan.consumer, self.number
         self._tell(lambda: self._rendezvous.commit(who, self.name, number))
 

@@ -1,6 +1,6 @@
 """What simulated parties share: memory that remembers who wrote it, and a network that delays."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -47,6 +47,7 @@ class World:
         channels: what is under way, in order.
         receivers: who takes doorbells.
         fenced: names of consumers that were dropped, whether they have heard of it or not.
+        num_doorbells: to and from each consumer, when they are sent; repeats do not count.
         violations: what went wrong.
     """
 
@@ -57,6 +58,7 @@ class World:
     channels: dict[Channel, deque[Step | bytes]] = field(default_factory=dict)
     receivers: dict[str, _Receiver] = field(default_factory=dict)
     fenced: set[str] = field(default_factory=set)
+    num_doorbells: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
 
     @staticmethod
@@ -66,6 +68,7 @@ class World:
 
     def ring(self, epoch: int, sender: str, receiver: str, kind: Kind, seq: int) -> None:
         """Send a doorbell; those of one pair keep their order, but for repeats."""
+        self.num_doorbells[receiver if kind is Kind.READY else sender] += 1
         ids = self.address(sender), self.address(receiver)
         message = Doorbell(SESSION, epoch, *ids, kind, seq).encode()
         self.channels.setdefault((sender, receiver), deque()).append(message)

@@ -5,12 +5,13 @@ legal moves are those of `rdt_plan.transitions`. Any other raises `ProtocolError
 the protocol) or `PeerProtocolError` (a producer did) and changes nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rdt_plan.chunks import Chunk
 from rdt_plan.epoch import EpochState, Finished, Quiesced
 from rdt_plan.errors import PeerProtocolError, PlanError, ProtocolError
+from rdt_plan.lanes import Lane
 from rdt_plan.slots import SlotRing, SlotState
 from rdt_plan.transitions import (
     ABORTING_TRANSITIONS,
@@ -46,10 +47,11 @@ _IN_FLIGHT = frozenset({ChunkState.READING, ChunkState.HANDED_OUT, ChunkState.SC
 class ConsumerEpoch:
     """Decides one epoch of one consumer.
 
-    READs into slots are posted strictly in plan order. One is posted when its READY came and its
-    receive slot is free: the scatter of the chunk that used it before is enqueued and its event
-    completed. They may complete in any order; scatters are handed out in plan order, since a module
-    begins with its first chunk and is complete with its last.
+    In each lane, READs into slots are posted strictly in plan order. One is posted when its READY
+    came and its receive slot is free: the scatter of the chunk that used it before is enqueued and
+    its event completed. They may complete in any order; scatters are handed out in plan order,
+    since a module begins with its first chunk and is complete with its last. Lanes do not wait for
+    each other.
 
     The READ of a direct chunk is posted as soon as its READY came, in any order, and with its end
     the chunk is installed.
@@ -57,17 +59,23 @@ class ConsumerEpoch:
     Args:
         chunks: the plan's chunks, in plan order.
         num_slots: receive slots.
+        lanes: the lane of each owner (`SyncPlan.lanes`); None: all are of one.
 
     Raises `PlanError` when the chunks contradict each other.
     """
 
-    def __init__(self, chunks: Sequence[Chunk], num_slots: int) -> None:
+    def __init__(
+        self, chunks: Sequence[Chunk], num_slots: int, lanes: Mapping[int, int] | None = None
+    ) -> None:
         self._chunks = tuple(chunks)
         self._num_slots = num_slots
         self._ring = SlotRing(num_slots)
         self._index_of: dict[tuple[int, int], int] = {}
         self._slot_of: dict[int, int] = {}  # the receive slot of every chunk that is not direct
         self._served_before: dict[int, int] = {}  # the chunk that had the same serve slot before
+        self._lanes: dict[int, Lane] = {}
+        self._lane_of: dict[int, Lane] = {}  # of every chunk that is not direct
+        lane_of_slot: dict[int, Lane] = {}
         last_in_serve_slot: dict[tuple[int, int], int] = {}
         for index, chunk in enumerate(self._chunks):
             key = (chunk.owner, chunk.serve.seq)
@@ -84,14 +92,16 @@ class ConsumerEpoch:
                 raise PlanError(f"chunk {index}: expected two slots or none: it is direct or not")
             if slot is not None and serve_slot is not None:
                 self._slot_of[index] = slot
+                lane = self._lanes.setdefault(lanes[chunk.owner] if lanes else 0, Lane())
+                lane.slotted.append(index)
+                self._lane_of[index] = lane
+                if lane_of_slot.setdefault(slot, lane) is not lane:
+                    raise PlanError(f"chunk {index}: receive slot {slot} is of another lane")
                 if (before := last_in_serve_slot.get((chunk.owner, serve_slot))) is not None:
                     self._served_before[index] = before
                 last_in_serve_slot[chunk.owner, serve_slot] = index
-        self._slotted = tuple(self._slot_of)
         self._states = [ChunkState.AWAITED] * len(self._chunks)
         self._generations = [0] * len(self._chunks)
-        self._num_posted = 0  # of the slotted chunks, in their order
-        self._num_handed_out = 0  # of them, too
         self._num_installed = 0
         self._in_flight: set[int] = set()
         self._reason = ""
@@ -149,11 +159,12 @@ class ConsumerEpoch:
             self._num_installed += 1
             return self._finish()
         actions: list[ConsumerAction] = []
-        for index in self._from(self._num_handed_out):
+        lane = self._lane_of[index]
+        for index in self._from(lane, lane.num_handed_out):
             if self._states[index] is not ChunkState.LANDED:
                 break
             self._move(index, ChunkEvent.HANDED_OUT)
-            self._num_handed_out += 1
+            lane.num_handed_out += 1
             actions.append(Scatter(index))
         return actions
 
@@ -219,23 +230,24 @@ class ConsumerEpoch:
         return "nothing"
 
     def _advance(self) -> list[ConsumerAction]:
-        """Post every READ into a slot that may go, in plan order; notice the end."""
+        """Post every READ into a slot that may go, in the order of its lane; notice the end."""
         actions: list[ConsumerAction] = []
-        for index in self._from(self._num_posted):
-            slot = self._slot_of[index]
-            if self._states[index] is not ChunkState.READABLE:
-                break
-            if self._ring.state(slot) is not SlotState.FREE:
-                break
-            self._generations[index] = self._ring.acquire(slot, index)
-            self._move(index, ChunkEvent.POSTED)
-            self._num_posted += 1
-            actions.append(PostRead(index))
+        for lane in self._lanes.values():
+            for index in self._from(lane, lane.num_posted):
+                slot = self._slot_of[index]
+                if self._states[index] is not ChunkState.READABLE:
+                    break
+                if self._ring.state(slot) is not SlotState.FREE:
+                    break
+                self._generations[index] = self._ring.acquire(slot, index)
+                self._move(index, ChunkEvent.POSTED)
+                lane.num_posted += 1
+                actions.append(PostRead(index))
         return actions + self._finish()
 
-    def _from(self, position: int) -> Sequence[int]:
-        """The slotted chunks from a position on; no more are in their slots at a time."""
-        return self._slotted[position : position + self._num_slots]
+    def _from(self, lane: Lane, position: int) -> Sequence[int]:
+        """The chunks of a lane from a position on; no more are in their slots at a time."""
+        return lane.slotted[position : position + self._num_slots]
 
     def _finish(self) -> list[ConsumerAction]:
         if self._num_installed < len(self._chunks):

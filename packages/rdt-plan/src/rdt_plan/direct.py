@@ -6,10 +6,11 @@ stays where it is, one READ moves it: no pack, no slot, no scatter.
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
-from rdt_plan.cutting import Piece, cut, in_order
+from rdt_plan.cutting import Piece, cut
 from rdt_plan.errors import PlanError
 from rdt_plan.placement import Placement
 from rdt_plan.slices import Slice, contiguous_stride
@@ -49,17 +50,17 @@ class DirectRule:
             PlanError: a producer declares what it does not hold.
         """
         sources = {}
+        all_names, holders = [param.name for param in manifest.params], manifest.ownership.holders
         for producer in producers:
-            names = set()
-            for region in producer.sources:
-                params = manifest.params[region.param : region.param + 1]
-                if not params or params[0].held_by(producer.rank) is None:
+            rank, names = producer.rank, []
+            for number, _, _ in producer.sources:
+                if number >= len(all_names) or rank not in holders(all_names[number]):
                     raise PlanError(
-                        f"producer {producer.rank}: expected sources among the names that it "
-                        f"holds, found parameter {region.param} of {len(manifest.params)}"
+                        f"producer {rank}: expected sources among the names that it holds, found "
+                        f"parameter {number} of {len(all_names)}"
                     )
-                names.add(params[0].name)
-            sources[producer.rank] = frozenset(names)
+                names.append(all_names[number])
+            sources[rank] = frozenset(names)
         return cls(sources, frozenset(destinations))
 
     def without(self, modules: Collection[str]) -> "DirectRule":
@@ -80,9 +81,7 @@ class DirectRule:
         rest: Stream = {}
         for slice_, copies in stream.items():
             if slice_.name in names and len(copies) == 1 and self._takes(copies[0]):
-                shape, stride = slice_.shape, slice_.stride
-                run = replace(copies[0], shape=shape, stride=stride, source_stride=stride)
-                direct.append((slice_, (run,)))
+                direct.append((slice_, (_as_run(copies[0]),)))
             else:
                 rest[slice_] = copies
         return direct, rest
@@ -92,14 +91,33 @@ class DirectRule:
             (copy.module, copy.param) in self.destinations
             and copy.dtype == copy.slice.dtype
             and is_run(copy.slice)
-            and in_order(copy)
-            and all(
-                extent == 1 or stride == step
-                for extent, stride, step in zip(
-                    copy.shape, copy.stride, contiguous_stride(copy.shape), strict=True
-                )
-            )
+            and _is_one_run(copy.slice.shape, copy.shape, copy.source_stride, copy.stride)
         )
+
+
+@lru_cache(maxsize=4096)  # a model's layers are alike
+def _is_one_run(
+    slice_shape: tuple[int, ...],
+    shape: tuple[int, ...],
+    source_stride: tuple[int, ...],
+    stride: tuple[int, ...],
+) -> bool:
+    """Whether all elements of a slice are copied, in order, from one run to another."""
+    return prod(shape) == prod(slice_shape) and all(
+        extent == 1 or before == after == step
+        for extent, before, after, step in zip(
+            shape, source_stride, stride, contiguous_stride(shape), strict=True
+        )
+    )
+
+
+def _as_run(copy: Placement) -> Placement:
+    _, _, _, shape, stride = copy.slice
+    if copy.shape == shape and copy.stride == copy.source_stride == stride:
+        return copy
+    return Placement(
+        copy.slice, copy.module, copy.param, copy.offset, shape, stride, copy.dtype, stride
+    )
 
 
 def is_run(slice_: Slice) -> bool:
@@ -122,10 +140,12 @@ def runs_within(pieces: Iterable[Piece], max_bytes: int) -> list[list[Piece]]:
     parts: list[list[Piece]] = []
     room = 0
     for piece in pieces:
-        for slice_, copies in cut(*piece, max_bytes):
-            if not parts or slice_.num_bytes > room:
+        num_bytes = piece[0].num_bytes
+        for slice_, copies in cut(*piece, max_bytes) if num_bytes > max_bytes else [piece]:
+            num_bytes = slice_.num_bytes
+            if not parts or num_bytes > room:
                 parts.append([])
                 room = max_bytes
             parts[-1].append((slice_, copies))
-            room -= slice_.num_bytes
+            room -= num_bytes
     return parts

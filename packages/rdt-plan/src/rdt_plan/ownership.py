@@ -96,6 +96,24 @@ class Ownership:
                 f"of the manifest that no mesh cuts"
             ) from None
 
+    def holders(self, name: str) -> frozenset[int]:
+        """The ranks that hold something of ``name``; raises `OwnershipError` for an unknown one."""
+        cells = self.sets_by_cell.get(name)
+        return self._ranks[self.set_of(name)] if cells is None else self._ranks_by_cells[id(cells)]
+
+    @cached_property
+    def _ranks(self) -> tuple[frozenset[int], ...]:
+        return tuple(map(frozenset, self.owner_sets))
+
+    @cached_property
+    def _ranks_by_cells(self) -> Mapping[int, frozenset[int]]:
+        """Names of one kind share their mapping of cells."""
+        kinds = {id(cells): cells for cells in self.sets_by_cell.values()}
+        return {
+            key: frozenset().union(*(self._ranks[number] for number in cells.values()))
+            for key, cells in kinds.items()
+        }
+
     def ranks_of(self, group: int) -> frozenset[int]:
         """The ranks that hold something of gather group ``group``."""
         return frozenset().union(*(self.owner_sets[number] for number in self.sets_by_group[group]))

@@ -7,6 +7,7 @@ from functools import cached_property
 from itertools import chain
 from math import prod
 
+from rdt_plan._collector import collector_paused
 from rdt_plan._encoding import plan_form
 from rdt_plan.chunks import Chunk, Draft, ServeChunk, drafts_of
 from rdt_plan.digest import digest_of
@@ -16,6 +17,7 @@ from rdt_plan.errors import PlanError
 from rdt_plan.explanation import explain
 from rdt_plan.groups import group_schedule
 from rdt_plan.identity import ConsumerId
+from rdt_plan.lanes import lanes_of, slots_of
 from rdt_plan.manifest import Manifest
 from rdt_plan.placement import Fill, Write
 from rdt_plan.program import Program
@@ -59,7 +61,8 @@ class SyncPlan:
     @cached_property
     def digest(self) -> str:
         """SHA-256 over everything but ``consumer``: equal workers of two replicas agree."""
-        return digest_of("plan", plan_form(self))
+        with collector_paused():
+            return digest_of("plan", plan_form(self))
 
     @property
     def owners(self) -> tuple[int, ...]:
@@ -75,6 +78,15 @@ class SyncPlan:
                 f"the plan of {self.consumer} reads nothing from rank {owner}: "
                 f"expected one of its owners {self.owners}"
             ) from None
+
+    @cached_property
+    def lanes(self) -> Mapping[int, int]:
+        """The lane of each owner that serves chunks through slots (`rdt_plan.lanes`)."""
+        slotted = [chunk for chunk in self.chunks if not chunk.is_direct]
+        return lanes_of(
+            (chunk.owner, (chunk.receive_slot, *(copy.module for copy in chunk.placements)))
+            for chunk in slotted
+        )
 
     @property
     def receive_slot_bytes(self) -> int:
@@ -152,6 +164,7 @@ class SyncPlan:
         }
 
 
+@collector_paused()
 def build_plan(
     manifest: Manifest,
     writes: Sequence[Write],
@@ -204,7 +217,7 @@ def build_plan(
         for owner, stream in sorted(streams.get(group, {}).items())
         for draft in drafts_of(owner, stream, rule, max_chunk_bytes, max_direct_bytes)
     ]
-    chunks = _chunks(drafts, num_slots)
+    chunks = _chunks(drafts, num_slots, manifest.ownership.set_by_name)
     started = {module for chunk in chunks for module in chunk.materialize}
     modules = dict.fromkeys([each.module for each in (*writes, *programs)])
     return SyncPlan(
@@ -220,8 +233,13 @@ def build_plan(
     )
 
 
-def _chunks(drafts: Sequence[tuple[int, int, Draft]], num_slots: int) -> tuple[Chunk, ...]:
-    """Number the drafts, which are in plan order, and find each module's first and last one."""
+def _chunks(
+    drafts: Sequence[tuple[int, int, Draft]], num_slots: int, sets: Mapping[str, int]
+) -> tuple[Chunk, ...]:
+    """Number the drafts, which are in plan order, and find each module's first and last one.
+
+    ``sets`` are the owner sets of names that are held whole.
+    """
     placements = [tuple(chain.from_iterable(draft.copies)) for _, _, draft in drafts]
     modules = [dict.fromkeys([copy.module for copy in copies]) for copies in placements]
     first: dict[str, int] = {}
@@ -230,16 +248,28 @@ def _chunks(drafts: Sequence[tuple[int, int, Draft]], num_slots: int) -> tuple[C
         for module in touched:
             first.setdefault(module, index)
             last[module] = index
+    tied = lanes_of(
+        (owner, (*touched, *{sets.get(slice_.name) for slice_ in draft.slices} - {None}))
+        for (owner, _, draft), touched in zip(drafts, modules, strict=True)
+        if not draft.is_direct
+    )
+    lanes = {owner: lane % num_slots for owner, lane in tied.items()}
+    num_lanes = len(set(lanes.values()))
     next_seq: Counter[int] = Counter()
     slotted: Counter[int] = Counter()  # chunks that take a slot, by owner
+    received: Counter[int] = Counter()  # and by lane
     chunks = []
     for index, (owner, group, draft) in enumerate(drafts):
         seq = next_seq[owner]
         next_seq[owner] += 1
         serve_slot = receive_slot = None
         if not draft.is_direct:
-            serve_slot, receive_slot = slotted[owner] % num_slots, slotted.total() % num_slots
+            lane = lanes[owner]
+            slots = slots_of(lane, num_lanes, num_slots)
+            serve_slot = slotted[owner] % num_slots
+            receive_slot = slots[received[lane] % len(slots)]
             slotted[owner] += 1
+            received[lane] += 1
         chunks.append(
             Chunk(
                 index=index,

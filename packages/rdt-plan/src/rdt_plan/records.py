@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rdt_plan._base64 import base64_of, bytes_of
+from rdt_plan._collector import collector_paused
 from rdt_plan._decoding import consumer_of
 from rdt_plan._encoding import consumer_form
 from rdt_plan._fields import (
@@ -23,6 +24,7 @@ from rdt_plan._fields import (
     rows,
     short_name,
 )
+from rdt_plan._sources_form import SourceRegion, sources_form, sources_of
 from rdt_plan.errors import WireFormatError
 from rdt_plan.identity import ConsumerId
 from rdt_plan.table import ChunkTable
@@ -48,17 +50,6 @@ MAX_WORKERS = 1 << 16
 """Of one replica."""
 
 
-class SourceRegion(NamedTuple):
-    """Where what a producer holds of one name lies in its memory, contiguous, for all its life.
-
-    ``param`` is the name's index in the manifest; the length is that of what the rank holds of it.
-    """
-
-    param: int
-    address: int
-    device: int
-
-
 @dataclass(frozen=True, slots=True)
 class ProducerRecord:
     """One trainer rank and how to reach it; ``sources`` may be read directly, by ``param``."""
@@ -77,24 +68,20 @@ class ProducerRecord:
             "wire_name": self.wire_name,
             "metadata": base64_of(self.metadata),
             "manifest_digest": self.manifest_digest,
-            "sources": [list(source) for source in self.sources],
+            "sources": sources_form(self.sources),
         }
 
     @classmethod
     def from_json(cls, value: Any) -> "ProducerRecord":
         form = fields(value, "producer", frozenset(cls.__slots__))
-        record = cls(
+        return cls(
             rank=integer(form["rank"], "rank"),
             incarnation=hex32(form["incarnation"], "incarnation"),
             wire_name=short_name(form["wire_name"], "wire_name"),
             metadata=bytes_of(form["metadata"], "metadata", MAX_METADATA_BYTES),
             manifest_digest=digest(form["manifest_digest"], "manifest_digest"),
-            sources=rows(form["sources"], "sources", _source_of),
+            sources=sources_of(form["sources"]),
         )
-        params = [source.param for source in record.sources]
-        if params != sorted(set(params)):
-            raise WireFormatError("sources: expected each parameter once, in the manifest's order")
-        return record
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +114,7 @@ class JobRecord:
         }
 
     @classmethod
+    @collector_paused()
     def from_json(cls, value: Any) -> "JobRecord":
         form = fields(value, "job", frozenset(cls.__slots__))
         record = cls(
@@ -262,7 +250,7 @@ class EpochRecord:
         return {
             "session": self.session,
             "epoch": self.epoch,
-            "live": [[consumer_form(consumer), each] for consumer, each in self.live],
+            "live": [[[*consumer_form(consumer)], each] for consumer, each in self.live],
         }
 
     @classmethod
@@ -276,13 +264,6 @@ class EpochRecord:
         if len({consumer for consumer, _ in record.live}) != len(record.live):
             raise WireFormatError("live: expected each consumer once")
         return record
-
-
-def _source_of(row: Any) -> SourceRegion:
-    param, address, device = array(row, "source", 3)
-    return SourceRegion(
-        integer(param, "param"), integer(address, "address"), integer(device, "device")
-    )
 
 
 def _slot_of(row: Any) -> SlotRegion:

@@ -13,7 +13,7 @@ from rdt_plan._walks import Loop, Walk, split
 from rdt_plan.cutting import Piece
 from rdt_plan.dtypes import item_bytes
 from rdt_plan.errors import OwnershipError, SliceError
-from rdt_plan.mesh import Cell
+from rdt_plan.mesh import Cell, grid_of
 from rdt_plan.placement import Placement
 from rdt_plan.slices import Slice, canonical, contiguous_stride
 
@@ -46,52 +46,63 @@ def cut_at_borders(
     (0, 0) (6,) 0 (2, 3) (6, 1)
     (0, 1) (6,) 3 (2, 3) (6, 1)
     """
+    name, dtype, offset, shape, stride = slice_
+    if not meta.mesh_shape:
+        raise OwnershipError(f"{name!r} is held whole: expected a mesh that cuts it")
+    try:
+        dims = _dims(dtype, meta.dtype, meta.shape, meta.mesh_shape, meta.placements)
+    except SliceError as error:
+        raise SliceError(f"{name!r}: {error}") from None
     shares = _shares(
-        _dims(slice_, meta),
-        (slice_.offset, slice_.shape, slice_.stride),
-        tuple((copy.shape, copy.source_stride, copy.stride) for copy in placements),
+        dims,
+        (offset, shape, stride),
+        tuple([(copy.shape, copy.source_stride, copy.stride) for copy in placements]),
     )
+    # One turn for each piece of a model: all that does not depend on its name is remembered.
     pieces = []
-    for cell, source, copies in shares:
-        shape, stride, _ = _columns(source)
-        piece = canonical(slice_.name, slice_.dtype, source.at, shape, stride)
+    for cell, region, copies in shares:
+        piece = Slice(name, dtype, *region)
         landed = []
-        for number, walk in copies:
-            shape, source_stride, stride = _columns(walk)
+        for number, twin, shape, source_stride, stride in copies:
             copy = placements[number]
             landed.append(
                 Placement(
-                    slice=piece,
-                    module=copy.module,
-                    param=copy.param,
-                    offset=copy.offset + walk.twin,
-                    shape=shape,
-                    stride=stride,
-                    dtype=copy.dtype,
-                    source_stride=source_stride,
+                    piece,
+                    copy.module,
+                    copy.param,
+                    copy.offset + twin,
+                    shape,
+                    stride,
+                    copy.dtype,
+                    source_stride,
                 )
             )
         pieces.append((cell, (piece, tuple(landed))))
     return pieces
 
 
-def _dims(slice_: Slice, meta: "ParamMeta") -> Dims:
-    """Periods and borders of each dim of ``meta``, in elements of the slice's dtype."""
-    grid = meta.grid
-    if grid is None:
-        raise OwnershipError(f"{meta.name!r} is held whole: expected a mesh that cuts it")
-    item = item_bytes(slice_.dtype)
-    row_bytes = [step * item_bytes(meta.dtype) for step in contiguous_stride(meta.shape)]
+@lru_cache(maxsize=4096)
+def _dims(
+    slice_dtype: str,
+    dtype: str,
+    shape: tuple[int, ...],
+    mesh_shape: tuple[int, ...],
+    placements: tuple[str, ...],
+) -> Dims:
+    """Periods and borders of each dim of a sharded tensor, in elements of the slice's dtype."""
+    grid = grid_of(shape, mesh_shape, placements)
+    item = item_bytes(slice_dtype)
+    row_bytes = [step * item_bytes(dtype) for step in contiguous_stride(shape)]
     dims = []
     for dim, (borders, num_bytes) in enumerate(zip(grid.borders, row_bytes, strict=True)):
         *inner, period = [border * num_bytes for border in borders]
-        if prod(meta.shape[:dim]) == 1:  # it never repeats, and may end in part of an element
+        if prod(shape[:dim]) == 1:  # it never repeats, and may end in part of an element
             period = -(-period // item) * item
         if len(borders) > 2 and any(border % item for border in (*inner, period)):
             raise SliceError(
-                f"{slice_.name!r}: expected pieces of whole {slice_.dtype} elements, found dim "
-                f"{dim} of {meta.dtype}{list(meta.shape)} cut at {borders}; view it as "
-                f"{meta.dtype}, or gather the tensor whole on its owners"
+                f"expected pieces of whole {slice_dtype} elements, found dim {dim} of "
+                f"{dtype}{list(shape)} cut at {borders}; view it as {dtype}, or gather the tensor "
+                f"whole on its owners"
             )
         dims.append((period // item, tuple(border // item for border in (*inner, period))))
     return tuple(dims)
@@ -100,12 +111,22 @@ def _dims(slice_: Slice, meta: "ParamMeta") -> Dims:
 Region = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
+class _Landing(NamedTuple):
+    """What of a copy reads a piece: its number, how much further it lands, its region and steps."""
+
+    number: int
+    twin: int
+    shape: tuple[int, ...]
+    source_stride: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
 class _Share(NamedTuple):
-    """A piece: its cell, what it reads there, and for each copy that reads it where it lands."""
+    """A piece: its cell, what it reads there, in canonical spelling, and the copies from it."""
 
     cell: Cell
-    source: Walk
-    copies: tuple[tuple[int, Walk], ...]
+    region: Region
+    copies: tuple[_Landing, ...]
 
 
 @lru_cache(maxsize=4096)  # a model's layers are alike
@@ -143,8 +164,14 @@ def _shares(
             ends = [_packed(part, start) for start in starts]
             parts += [(cell, each) for each in reversed(_parted(part, ends, numel))]
         elif landed:
-            shares.append(_Share(cell, part, tuple(landed)))
+            copied = [_Landing(number, walk.twin, *_columns(walk)) for number, walk in landed]
+            shares.append(_Share(cell, _region(part), tuple(copied)))
     return tuple(shares)
+
+
+def _region(walk: Walk) -> Region:
+    shape, stride, _ = _columns(walk)
+    return canonical("", "", walk.at, shape, stride)[2:]
 
 
 def _walk(at: int, shape: Sequence[int], stride: Sequence[int], twin_stride: Sequence[int]) -> Walk:

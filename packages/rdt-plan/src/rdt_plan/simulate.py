@@ -69,6 +69,7 @@ class Report:
         failures: the epochs that were given up, and why.
         max_resident: most groups that were resident on one rank at a time, but for standing ones.
         num_packs: packs that were started.
+        num_doorbells: that each consumer's last incarnation was sent, or sent.
     """
 
     num_steps: int
@@ -79,6 +80,7 @@ class Report:
     failures: Mapping[int, str]
     max_resident: int
     num_packs: int
+    num_doorbells: Mapping[ConsumerId, int]
 
 
 def simulate(
@@ -203,6 +205,9 @@ class _Simulation:
             failures=dict(self.rendezvous.failures),
             max_resident=max((each.max_resident for each in self.producers), default=0),
             num_packs=sum(each.num_packs for each in self.producers),
+            num_doorbells={
+                e.plan.consumer: self.world.num_doorbells[e.name] for e in self.consumers
+            },
         )
 
     def _options(self, num_steps: int) -> list[tuple[object, Step]]:

@@ -38,14 +38,19 @@ def streams_of(
     router.check_worker(worker)
     streams: dict[int, dict[int, Stream]] = {}
 
+    streams_by_route: dict[tuple[int, int], Stream] = {}
+
     def stream_of(owner_set: int, group: int) -> Stream:
-        owner = router.producer(owner_set, worker, group)
-        return streams.setdefault(group, {}).setdefault(owner, {})
+        stream = streams_by_route.get((owner_set, group))
+        if stream is None:
+            owner = router.producer(owner_set, worker, group)
+            stream = streams.setdefault(group, {}).setdefault(owner, {})
+            streams_by_route[owner_set, group] = stream
+        return stream
 
     # One turn for each of a model's writes: what this loop does is what a plan takes.
     params, groups, set_by_name = manifest.by_name, manifest.group_by_name, ownership.set_by_name
     rooms: dict[object, int] = {}
-    whole: dict[tuple[int, int], Stream] = {}
     sharded: Stream = {}
     for write in writes:
         if isinstance(write, Fill):
@@ -77,20 +82,19 @@ def streams_of(
         if owner_set is None:
             stream = sharded
         else:
-            route = (owner_set, groups[name])
-            stream = whole.get(route)
-            if stream is None:
-                stream = whole[route] = stream_of(*route)
+            stream = stream_of(owner_set, groups[name])
         first = (write,)
         copies = stream.setdefault(slice_, first)
         if copies is not first:
             stream[slice_] = (*copies, write)
     for slice_, copies in sharded.items():
-        meta = params[slice_.name]
-        sets = ownership.sets_by_cell[slice_.name]
-        for cell, (piece, parts) in cut_at_borders(slice_, copies, meta):
-            stream = stream_of(sets[cell], groups[slice_.name])
-            stream[piece] = stream.get(piece, ()) + parts
+        name = slice_.name
+        sets, group = ownership.sets_by_cell[name], groups[name]
+        for cell, (piece, parts) in cut_at_borders(slice_, copies, params[name]):
+            stream = stream_of(sets[cell], group)
+            known = stream.setdefault(piece, parts)
+            if known is not parts:
+                stream[piece] = known + parts
     return streams
 
 

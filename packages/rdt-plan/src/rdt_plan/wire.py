@@ -1,6 +1,6 @@
 """The wire format: what crosses between packages and processes, as bytes.
 
-A message is compact JSON: ``{"body": ..., "kind": ..., "v": 2}``. Decoding is strict: another
+A message is compact JSON: ``{"body": ..., "kind": ..., "v": 3}``. Decoding is strict: another
 version, an unknown kind, a missing or foreign key, a value of the wrong type or sign raises
 `WireFormatError`. What only a manifest can tell (bounds, owners, groups) is `check_table`'s.
 """
@@ -8,11 +8,13 @@ version, an unknown kind, a missing or foreign key, a value of the wrong type or
 import json
 from typing import Any, NoReturn
 
-from rdt_plan._decoding import manifest_of, plan_of, table_of
+from rdt_plan._collector import collector_paused
+from rdt_plan._decoding import manifest_of, names_of, plan_of, table_of
 from rdt_plan._encoding import consumer_form, manifest_form, plan_form, table_form
 from rdt_plan._fields import fields
 from rdt_plan.digest import canonical_json
 from rdt_plan.errors import WireFormatError
+from rdt_plan.identity import ConsumerId
 from rdt_plan.manifest import Manifest
 from rdt_plan.plan import SyncPlan
 from rdt_plan.table import ChunkTable, check_table
@@ -29,9 +31,10 @@ __all__ = [
     "encode_message",
     "encode_plan",
     "encode_table",
+    "manifest_names",
 ]
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 
 MAX_MESSAGE_BYTES = 128 << 20
 """Larger messages are refused unread; a plan over 150,000 names takes about a third of it."""
@@ -43,7 +46,7 @@ def encode_message(kind: str, body: Any) -> bytes:
     """The bytes of a message; raises `WireFormatError` above `MAX_MESSAGE_BYTES`.
 
     >>> encode_message("greeting", {"to": "all"})
-    b'{"body":{"to":"all"},"kind":"greeting","v":2}'
+    b'{"body":{"to":"all"},"kind":"greeting","v":3}'
     """
     data = canonical_json({"v": WIRE_VERSION, "kind": kind, "body": body})
     if len(data) > MAX_MESSAGE_BYTES:
@@ -62,7 +65,7 @@ def decode_message(data: bytes, kind: str) -> Any:
 
     >>> decode_message(b'{"body":1,"kind":"greeting","v":1}', "greeting")
     Traceback (most recent call last):
-    rdt_plan.errors.WireFormatError: a greeting message of wire version 1: expected version 2; \
+    rdt_plan.errors.WireFormatError: a greeting message of wire version 1: expected version 3; \
 upgrade the older side
     """
     if len(data) > MAX_MESSAGE_BYTES:
@@ -105,12 +108,19 @@ def decode_manifest(data: bytes) -> Manifest:
     return manifest_of(decode_message(data, "manifest"))
 
 
+@collector_paused()
+def manifest_names(data: bytes) -> tuple[str, ...]:
+    """Names of an encoded manifest, in order; for whoever has decoded all of it before."""
+    return names_of(decode_message(data, "manifest"))
+
+
 def encode_table(table: ChunkTable) -> bytes:
     return encode_message("chunk_table", table_form(table))
 
 
-def decode_table(data: bytes) -> ChunkTable:
-    return table_of(decode_message(data, "chunk_table"))
+def decode_table(data: bytes, consumer: ConsumerId) -> ChunkTable:
+    """The table of ``consumer``, whom it does not name: equal workers of two replicas send one."""
+    return table_of(decode_message(data, "chunk_table"), consumer)
 
 
 def encode_plan(plan: SyncPlan) -> bytes:

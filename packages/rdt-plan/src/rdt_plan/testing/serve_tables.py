@@ -1,9 +1,11 @@
 """Chunk tables and chunks by hand: for tests of whatever serves, or reads, them."""
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 
 from rdt_plan.chunks import Chunk, ServeChunk
 from rdt_plan.identity import ConsumerId
+from rdt_plan.lanes import slots_of
 from rdt_plan.slices import Slice
 from rdt_plan.table import ChunkTable, slot_bytes
 
@@ -35,12 +37,19 @@ def serve_table(
     )
 
 
-def read_chunks(owners: Sequence[int], num_slots: int, direct: Collection[int] = ()) -> list[Chunk]:
+def read_chunks(
+    owners: Sequence[int],
+    num_slots: int,
+    direct: Collection[int] = (),
+    lanes: Mapping[int, int] | None = None,
+) -> list[Chunk]:
     """One chunk of three slices, the last two of one tensor, for each of ``owners``, in order.
 
-    Those whose index is in ``direct`` are direct.
+    Those whose index is in ``direct`` are direct. ``lanes`` are by owner; None: all are of one.
     """
     found: list[Chunk] = []
+    received: Counter[int] = Counter()
+    num_lanes = max(lanes.values(), default=0) + 1 if lanes else 1
     for index, owner in enumerate(owners):
         seq = list(owners[:index]).count(owner)
         slices = tuple(Slice(f"l.{index}.{name}", "int8", 0, (4,), (1,)) for name in "abb")
@@ -51,5 +60,8 @@ def read_chunks(owners: Sequence[int], num_slots: int, direct: Collection[int] =
         slotted = [chunk.owner for chunk in found if not chunk.is_direct]
         serve_slot = slotted.count(owner) % num_slots
         serve = ServeChunk(seq, 0, serve_slot, 48, slices, (0, 16, 32))
-        found.append(Chunk(index, owner, serve, len(slotted) % num_slots, (), (), ()))
+        lane = lanes[owner] if lanes else 0
+        slots = slots_of(lane, num_lanes, num_slots)
+        found.append(Chunk(index, owner, serve, slots[received[lane] % len(slots)], (), (), ()))
+        received[lane] += 1
     return found
