@@ -44,7 +44,7 @@ def test_fleet_syncs_in_threads() -> None:
 
         def on_event(event: Any) -> None:
             if isinstance(event, Subscribed):
-                client.offer(make_offer(event.subscription, record))
+                client.offer([make_offer(event.subscription, record)])
 
         with RendezvousClient(host.address, on_event=on_event) as client:
             client.publish(record, b"manifest", WAIT_SECONDS)
@@ -143,7 +143,7 @@ def test_consumer_whose_tables_cannot_be_read_is_dropped(
     trainer, worker = connect(on_event=events), connect(on_event=seen)
     trainer.publish(make_producer(0), b"", WAIT_SECONDS)
     sealed = SealedSubscription.seal(make_subscription(0, 0))
-    broken = replace(sealed, tables=(replace(sealed.tables[0], text="{}"),))
+    broken = replace(sealed, tables=(sealed.tables[0]._replace(text="{}"),))
     monkeypatch.setattr(SealedSubscription, "seal", lambda _: broken)
 
     worker.subscribe(sealed.head, WAIT_SECONDS)

@@ -111,7 +111,7 @@ def test_lease_of_an_unreachable_worker_ends() -> None:
             RendezvousClient(relay.address, on_event=worker_events) as worker,
         ):
             trainer.publish(make_producer(0), b"", WAIT_SECONDS)
-            subscription = make_subscription(0, 0, owners=())
+            subscription = make_subscription(0, 0)
             identity = subscription.consumer, subscription.incarnation
             worker.subscribe(subscription, WAIT_SECONDS)
             worker.ready(*identity)

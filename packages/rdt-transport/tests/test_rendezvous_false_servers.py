@@ -131,7 +131,7 @@ def test_malformed_answer_ends_its_call_only() -> None:
     def speak(peer: Peer) -> None:
         greet(peer)
         peer.send({"kind": "answer", "call": peer.receive()["call"], "value": {"job": 1}})
-        peer.send({"kind": "answer", "call": peer.receive()["call"], "value": None})
+        peer.send({"kind": "answer", "call": peer.receive()["call"], "value": False})
         peer.is_closed()
 
     with RendezvousClient(false_server(speak)) as client:

@@ -15,6 +15,7 @@ from rdt_transport.rendezvous import ConsumerDropped, EpochFailed
 from rdt_transport.rendezvous import requests as ask
 from rdt_transport.rendezvous.epochs import EpochLedger
 from rdt_transport.rendezvous.events import Announced
+from rdt_transport.rendezvous.sealed import SealedOffer
 from rdt_transport.rendezvous.state import JobState
 from rdt_transport.testing.job_records import make_offer, make_subscription
 from rdt_transport.testing.state_driver import StateDriver, subscribe
@@ -74,7 +75,7 @@ class JobStateRendezvous(SimulatedRendezvous):
         client, record = self.published[rank]
         self.arenas[incarnation, rank] = arena
         offer = make_offer(self.subscriptions[incarnation][1], record)
-        self.call(client, ask.MakeOffer(offer))
+        self.call(client, ask.MakeOffers((SealedOffer.seal(offer),)))
 
     def ready(self, who: ConsumerId, incarnation: str) -> None:
         client, subscription = self.subscriptions[incarnation]

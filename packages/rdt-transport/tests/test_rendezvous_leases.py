@@ -1,5 +1,7 @@
 """Leases: silence ends a client, and only its own."""
 
+import math
+
 import pytest
 
 from rdt_transport.rendezvous import (
@@ -56,7 +58,7 @@ def test_calls_of_a_lost_client_are_forgotten(driver: StateDriver) -> None:
 
 def test_nothing_pending_has_no_deadline() -> None:
     driver = StateDriver()
-    assert driver.state.next_deadline() is None
+    assert driver.state.next_deadline() == math.inf
 
     client = driver.connect()
     driver.start(client, ask.GetJob(), 2.0)

@@ -1,6 +1,6 @@
 """Every order of requests and losses at the rendezvous, against books of its own."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 from hypothesis import Phase, settings
@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 from rdt_plan import ConsumerId
 from rdt_plan.records import EpochRecord, Subscription
 from rdt_plan.testing import num_examples
-from rdt_transport.errors import EpochFailedError, RendezvousError, TornError
+from rdt_transport.errors import DisagreementError, EpochFailedError, RendezvousError, TornError
 from rdt_transport.rendezvous import ConsumerDropped, ConsumerLeft, EpochFailed
 from rdt_transport.rendezvous import requests as ask
 from rdt_transport.rendezvous.epochs import EpochLedger
@@ -25,17 +25,18 @@ from rdt_transport.rendezvous.roster import Roster
 from rdt_transport.testing.job_records import make_subscription
 from rdt_transport.testing.state_driver import StateDriver, commit, subscribe
 
-SIZES = (2, 1)  # workers of each replica
+SIZES = (2, 1, 1)  # workers of each replica; the job starts without the last
 CONSUMERS = [ConsumerId(r, w) for r, size in enumerate(SIZES) for w in range(size)]
 Live = tuple[ConsumerId, str]
 
 
 class RendezvousMachine(RuleBasedStateMachine):
-    """Two producers, which begin epochs as they like, and two replicas, which come and go."""
+    """Two producers, which begin epochs as they like, and replicas, which come and go."""
 
     @initialize()
     def start(self) -> None:
-        self.driver = StateDriver(num_producers=2, num_replicas=len(SIZES))
+        self.driver = StateDriver(num_producers=2, num_replicas=2)
+        self.replicas = {0, 1}
         self.watcher = self.driver.connect()
         self.num_heard = 0
         self.producers = [self.driver.producer(rank)[0] for rank in (0, 1)]
@@ -60,6 +61,12 @@ class RendezvousMachine(RuleBasedStateMachine):
             consumer.replica, consumer.worker, num_workers=size, owners=(0, 1)
         )
         client = self.driver.connect()
+        if consumer.replica not in self.replicas:
+            try:
+                self.driver.call(client, subscribe(subscription))
+            except DisagreementError:
+                return
+            raise AssertionError(f"{consumer} of no replica of the job was taken")
         self.driver.call(client, subscribe(subscription))
         self.members[consumer] = (client, subscription)
 
@@ -86,6 +93,17 @@ class RendezvousMachine(RuleBasedStateMachine):
         self.hear()
         left = {each for each in self.members if each.replica == consumer.replica}
         assert consumer not in left and not (left and how != "left")  # a replica falls as one
+
+    @rule(replicas=st.sets(st.sampled_from((0, 1, 2)), min_size=1), really=st.integers(0, 4))
+    def change(self, replicas: set[int], really: int) -> None:
+        """Some join, or leave, whatever is going on; who leaves is fenced, and nobody else."""
+        if really:
+            return
+        stays = {each for each in self.members if each.replica in replicas}
+        self.replicas = replicas
+        self.driver.call(self.producers[0], ask.SetReplicas(tuple(sorted(replicas))))
+        self.hear()
+        assert self.members.keys() == stays
 
     # ---- epochs ----------------------------------------------------------------------------------
 
@@ -259,6 +277,12 @@ def half_replicas(roster: Roster) -> tuple[Live, ...]:
     return tuple((c, m.incarnation) for c, m in sorted(roster.members.items()) if m.ready)
 
 
+def joins_only(roster: Roster, replicas: Iterable[int]) -> list[ConsumerId]:
+    """Whoever is there already may stay."""
+    roster.replicas = frozenset(replicas)
+    return []
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "mutant"),
     [
@@ -270,6 +294,7 @@ def half_replicas(roster: Roster) -> tuple[Live, ...]:
         (EpochLedger, "fail", lambda *_: None),
         (Roster, "ready_consumers", half_replicas),
         (Roster, "replica_of", lambda _, consumer: [consumer]),
+        (Roster, "set_replicas", joins_only),
     ],
 )
 def test_a_mutant_is_caught(
@@ -277,7 +302,7 @@ def test_a_mutant_is_caught(
 ) -> None:
     monkeypatch.setattr(owner, name, mutant)
     effort = settings(
-        max_examples=300, stateful_step_count=50, phases=[Phase.generate], derandomize=True
+        max_examples=900, stateful_step_count=50, phases=[Phase.generate], derandomize=True
     )
     with pytest.raises((AssertionError, KeyError, ExceptionGroup)):
         run_state_machine_as_test(RendezvousMachine, settings=effort)

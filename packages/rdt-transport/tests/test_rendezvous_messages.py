@@ -1,6 +1,7 @@
 """Messages of the rendezvous: everything comes back equal, and nothing else is believed."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,13 +23,14 @@ from rdt_transport.rendezvous import (
 from rdt_transport.rendezvous import requests as ask
 from rdt_transport.rendezvous.events import Announced, PushedEvent
 from rdt_transport.rendezvous.messages import (
+    AnnouncementWriter,
     decode_answer,
     decode_event,
     decode_request,
     encode_answer,
     encode_message,
 )
-from rdt_transport.rendezvous.sealed import SealedSubscription
+from rdt_transport.rendezvous.sealed import SealedOffer, SealedSubscription
 from rdt_transport.testing.job_records import (
     incarnation,
     make_offer,
@@ -40,7 +42,7 @@ CONSUMER = ConsumerId(1, 2)
 SUBSCRIPTION = make_subscription(0, 1, num_workers=2, owners=(0, 3))
 SEALED = SealedSubscription.seal(SUBSCRIPTION)
 PRODUCER = make_producer(0)
-OFFER = make_offer(SUBSCRIPTION, PRODUCER)
+OFFER = SealedOffer.seal(make_offer(SUBSCRIPTION, PRODUCER))
 EPOCH = EpochRecord(session=incarnation(), epoch=3, live=((CONSUMER, incarnation()),))
 JOB = JobRecord(
     job="job",
@@ -61,9 +63,10 @@ REQUESTS = [
     ask.Subscribe(SEALED, incarnation()),
     ask.ListSubscriptions(),
     ask.GetSubscription(CONSUMER),
-    ask.MakeOffer(OFFER),
+    ask.MakeOffers((OFFER, OFFER)),
     ask.GetOffers(CONSUMER, incarnation()),
     ask.Ready(CONSUMER, incarnation()),
+    ask.SetReplicas((0, 3)),
     ask.Begin(0, 1),
     ask.GetEpoch(None),
     ask.GetEpoch(7),
@@ -117,6 +120,15 @@ def test_events_come_back(event: PushedEvent) -> None:
 )
 def test_answers_come_back(request_: ask.Request, answer: Any) -> None:
     assert decode_answer(request_, through_json(encode_answer(request_, answer))) == answer
+
+
+def test_an_announcement_is_written_as_any_event_is() -> None:
+    write = AnnouncementWriter()
+    other = SealedSubscription.seal(make_subscription(1, 0))
+    shown = [SEALED, replace(SEALED, tables=SEALED.tables[:1]), other, replace(SEALED, tables=())]
+
+    for event in map(Announced, shown):
+        assert json.loads(write(event)) == through_json(encode_message(event))
 
 
 def test_lost_connection_is_no_news_of_a_server() -> None:

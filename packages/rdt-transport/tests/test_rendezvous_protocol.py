@@ -158,7 +158,7 @@ def test_malformed_frame_ends_the_connection_and_its_roles(
 ) -> None:
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     peer.prove()
-    assert peer.call(ask.Publish(make_producer(0), b""))["kind"] == "answer"
+    assert peer.call(ask.Publish(make_producer(0), b"manifest"))["kind"] == "answer"
 
     with RendezvousClient(host.address, on_event=events.put):
         peer.sock.sendall(garbage)

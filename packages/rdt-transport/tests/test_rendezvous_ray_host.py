@@ -94,7 +94,7 @@ def test_job_meets_in_a_named_actor(cluster: None) -> None:
         worker.subscribe(subscription, WAIT_SECONDS)
         assert events.get(timeout=WAIT_SECONDS) == Subscribed(subscription)
         offer = make_offer(subscription, record)
-        trainer.offer(offer)
+        trainer.offer([offer])
         assert worker.offers(subscription.consumer, WAIT_SECONDS) == (offer,)
         worker.ready(subscription.consumer, subscription.incarnation)
         assert trainer.begin(0, 1, WAIT_SECONDS) == worker.epoch_record(WAIT_SECONDS)

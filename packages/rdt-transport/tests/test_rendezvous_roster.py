@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rdt_plan import WIRE_VERSION, ConsumerId, Manifest, ParamMeta, encode_manifest
-from rdt_plan.records import Subscription
+from rdt_plan.records import Offer, Subscription
 from rdt_transport.errors import (
     DisagreementError,
     RendezvousError,
@@ -19,6 +19,8 @@ from rdt_transport.rendezvous import (
 )
 from rdt_transport.rendezvous import requests as ask
 from rdt_transport.rendezvous.events import Announced
+from rdt_transport.rendezvous.packing import pack
+from rdt_transport.rendezvous.sealed import SealedOffer
 from rdt_transport.testing.job_records import make_offer, make_producer, make_subscription
 from rdt_transport.testing.state_driver import StateDriver, commit, subscribe
 
@@ -96,7 +98,8 @@ def test_the_first_difference_of_two_manifests_is_named() -> None:
     calls = []
     for rank, manifest in enumerate(manifests):
         record = make_producer(rank, manifest_digest=manifest.digest)
-        calls.append(driver.start(driver.connect(), ask.Publish(record, encode_manifest(manifest))))
+        packed = pack(encode_manifest(manifest))
+        calls.append(driver.start(driver.connect(), ask.Publish(record, packed)))
 
     driver.end(calls[0])
     with pytest.raises(
@@ -106,8 +109,27 @@ def test_the_first_difference_of_two_manifests_is_named() -> None:
         driver.end(calls[1])
 
     record = make_producer(1, manifest_digest=manifests[0].digest)
-    driver.call(driver.connect(), ask.Publish(record, encode_manifest(manifests[0])))
+    driver.call(driver.connect(), ask.Publish(record, pack(encode_manifest(manifests[0]))))
     assert len(driver.call(driver.connect(), ask.GetJob()).producers) == 2
+
+
+def test_the_manifest_is_wanted_once() -> None:
+    driver = StateDriver(num_producers=3)
+    first, second, third = (make_producer(rank) for rank in range(3))
+    clients = [driver.connect() for _ in range(3)]
+
+    assert driver.call(clients[0], ask.Publish(first, b"")) is True
+    assert driver.call(clients[0], ask.Publish(first, b"manifest")) is False
+    assert driver.call(clients[1], ask.Publish(second, b"")) is False
+    other = replace(third, manifest_digest="e" * 64)
+    assert driver.call(clients[2], ask.Publish(other, b"")) is True
+    with pytest.raises(DisagreementError, match="two trainers that disagree"):
+        driver.call(clients[2], ask.Publish(other, b"another"))
+    assert driver.call(clients[2], ask.Publish(third, b"")) is False
+    assert driver.call(driver.connect(), ask.GetJob()).manifest == b"manifest"
+    for client in clients:
+        driver.lose(client)
+    assert driver.call(driver.connect(), ask.Publish(make_producer(0), b"")) is True
 
 
 def test_rank_outside_the_job_is_refused(driver: StateDriver) -> None:
@@ -217,7 +239,8 @@ def test_live_consumer_keeps_its_place(driver: StateDriver) -> None:
 @pytest.mark.parametrize(
     ("subscription", "said"),
     [
-        (make_subscription(2, 0), "outside the job's 2 replicas"),
+        (make_subscription(2, 0), r"r2w0 is of no replica of the job, whose replicas are \[0, 1\]"),
+        (make_subscription(0, 2, num_workers=2), "r0w2 is outside of its replica's 2 workers"),
         (make_subscription(0, 0, owners=(1,)), "producer 1"),
         (
             make_subscription(0, 0, num_slots=3),
@@ -236,6 +259,10 @@ def test_subscription_that_does_not_fit_the_job(subscription: Subscription, said
         driver.call(driver.connect(), subscribe(subscription))
 
 
+def offered(*offers: Offer) -> ask.MakeOffers:
+    return ask.MakeOffers(tuple(map(SealedOffer.seal, offers)))
+
+
 def test_offers_wait_for_every_owner_and_name_the_missing() -> None:
     driver = StateDriver(num_producers=2)
     first, one = driver.producer(0)
@@ -244,7 +271,7 @@ def test_offers_wait_for_every_owner_and_name_the_missing() -> None:
     late = driver.start(worker, ask.GetOffers(subscription.consumer, subscription.incarnation), 1.0)
     offers = [make_offer(subscription, one), make_offer(subscription, two)]
 
-    driver.call(first, ask.MakeOffer(offers[0]))
+    driver.call(first, offered(offers[0]))
     driver.sleep(1.0)
 
     with pytest.raises(RendezvousTimeoutError, match="no offer of producer 1 for consumer r0w0"):
@@ -253,21 +280,24 @@ def test_offers_wait_for_every_owner_and_name_the_missing() -> None:
     waiting = driver.start(
         worker, ask.GetOffers(subscription.consumer, subscription.incarnation), 1.0
     )
-    driver.call(second, ask.MakeOffer(offers[1]))
+    driver.call(second, offered(offers[1]))
 
-    assert driver.end(waiting) == tuple(offers)
+    assert [offer.open() for offer in driver.end(waiting)] == offers
 
 
-def test_offers_of_and_to_the_dead_are_refused(driver: StateDriver) -> None:
+def test_offers_of_the_dead_are_refused_and_those_to_the_dead_passed_over() -> None:
+    driver = StateDriver()
     client, record = driver.producer(0)
     worker, subscription = driver.consumer(0, 0)
-    offer = make_offer(subscription, record)
+    other, alive = driver.consumer(1, 0)
+    offers = make_offer(subscription, record), make_offer(alive, record)
 
     with pytest.raises(RendezvousError, match="earlier incarnation of producer 0"):
-        driver.call(client, ask.MakeOffer(make_offer(subscription, make_producer(0))))
+        driver.call(client, offered(make_offer(subscription, make_producer(0))))
     driver.lose(worker)
-    with pytest.raises(RendezvousError, match="incarnation of r0w0 that is gone"):
-        driver.call(client, ask.MakeOffer(offer))
+    driver.call(client, offered(*offers))
+    found = driver.call(other, ask.GetOffers(alive.consumer, alive.incarnation))
+    assert [offer.open() for offer in found] == [offers[1]]
     with pytest.raises(RendezvousError, match="r0w0 is not subscribed"):
         driver.call(client, ask.GetOffers(subscription.consumer, "0" * 32))
 

@@ -2,13 +2,14 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from rdt_plan import RdtPlanError
+from rdt_plan import ChunkTable, ConsumerId, RdtPlanError
 from rdt_transport.errors import RendezvousProtocolError
-from rdt_transport.rendezvous.sealed import SealedSubscription, SealedTable
-from rdt_transport.testing.job_records import make_subscription
+from rdt_transport.rendezvous.sealed import SealedOffer, SealedSubscription, SealedTable
+from rdt_transport.testing.job_records import make_offer, make_producer, make_subscription
 
 SUBSCRIPTION = make_subscription(0, 0, owners=(0, 2))
 SEALED = SealedSubscription.seal(SUBSCRIPTION)
@@ -34,7 +35,7 @@ def test_head_is_read_by_the_rendezvous() -> None:
 
 @pytest.mark.parametrize("text", ["", "{}", "\ud800", SEALED.tables[0].text[:-1]])
 def test_malformed_table_is_found_when_opened(text: str) -> None:
-    sealed = with_table(replace(SEALED.tables[0], text=text))
+    sealed = with_table(SEALED.tables[0]._replace(text=text))
     assert through_json(sealed) == sealed
 
     with pytest.raises(RendezvousProtocolError, match="malformed chunk table"):
@@ -47,11 +48,14 @@ def test_mislabelled_table_is_found_when_opened(owner: int, num_slots: int) -> N
         with_table(SealedTable(owner, num_slots, SEALED.tables[0].text)).open()
 
 
-def test_table_of_another_consumer_is_found_when_opened() -> None:
-    other = SealedSubscription.seal(make_subscription(0, 1, num_workers=2))
+def test_equal_tables_are_opened_once() -> None:
+    other = SealedSubscription.seal(make_subscription(0, 1, num_workers=2, owners=(0,)))
+    opened: dict[SealedTable, ChunkTable] = {}
+    (first, _), (second,) = SEALED.open(opened).tables, other.open(opened).tables
 
-    with pytest.raises(RendezvousProtocolError, match="table of consumer r0w1"):
-        with_table(other.tables[0]).open()
+    assert [first.consumer, second.consumer] == [ConsumerId(0, 0), ConsumerId(0, 1)]
+    assert first.chunks is second.chunks
+    assert set(opened) == {*SEALED.tables}
 
 
 def test_two_tables_of_one_owner_are_refused() -> None:
@@ -72,3 +76,39 @@ def test_table_of_another_plan_is_found_when_opened() -> None:
 
     with pytest.raises(RendezvousProtocolError, match=r"of plan c+ sent a chunk table"):
         through_json(other).open()
+
+
+OFFER = make_offer(SUBSCRIPTION, make_producer(2))
+SEALED_OFFER = SealedOffer.seal(OFFER)
+
+
+def test_an_opened_offer_is_what_was_sealed() -> None:
+    again = SealedOffer.from_json(json.loads(json.dumps(SEALED_OFFER.to_json())))
+    assert again == SEALED_OFFER
+    assert again.open() == OFFER
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[" * 10**6, SEALED_OFFER.text[:-1]])
+def test_malformed_offer_is_found_when_opened(text: str) -> None:
+    with pytest.raises(RendezvousProtocolError, match="malformed offer"):
+        SEALED_OFFER._replace(text=text).open()
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        {"consumer": ConsumerId(0, 1)},
+        {"consumer_incarnation": "0" * 32},
+        {"rank": 1},
+        {"producer_incarnation": "0" * 32},
+    ],
+)
+def test_mislabelled_offer_is_found_when_opened(label: dict[str, Any]) -> None:
+    with pytest.raises(RendezvousProtocolError, match="is labelled"):
+        SEALED_OFFER._replace(**label).open()
+
+
+@pytest.mark.parametrize("row", [None, {}, [], [0, 0, "a", 0, "b"], [0, 0, "a", "0", "b", "c"]])
+def test_an_offer_of_another_shape_is_refused(row: object) -> None:
+    with pytest.raises(RendezvousProtocolError, match="must be a row of"):
+        SealedOffer.from_json(row)

@@ -47,7 +47,11 @@ def _copy(error: RdtTransportError) -> RdtTransportError:
 
 
 class Link:
-    """An open, proved connection. Raises what `introduce` raises, and `RendezvousLostError`."""
+    """An open, proved connection. Raises what `introduce` raises, and `RendezvousLostError`.
+
+    Attributes:
+        num_messages: calls, their answers, and events so far; heartbeats do not count.
+    """
 
     def __init__(
         self,
@@ -60,6 +64,7 @@ class Link:
         self._lock = threading.Lock()
         self._calls: dict[int, Future[Frame]] = {}
         self._numbers = count(1)
+        self.num_messages = 0
         self._ended: RdtTransportError | None = None
         self._heard_at = 0.0
         self._lease_seconds = 0.0
@@ -105,6 +110,7 @@ class Link:
             if self._ended is not None:
                 raise _copy(self._ended)
             self._calls[number] = answer
+            self.num_messages += 1
             self._loop.call_soon_threadsafe(self._write, frame)
         # A server may be slow for a lease; one that is silent for longer ends the connection.
         patience_seconds = timeout_seconds + self._lease_seconds + _GRACE_SECONDS
@@ -232,6 +238,8 @@ class Link:
     async def _receive(self, reader: asyncio.StreamReader) -> None:
         while True:
             frame = await read_frame(reader, heard=self._heard)
+            with self._lock:
+                self.num_messages += frame["kind"] != "heartbeat"
             match frame:
                 case {"kind": "heartbeat"}:
                     pass

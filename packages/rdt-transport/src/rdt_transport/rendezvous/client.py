@@ -1,9 +1,10 @@
 """The rendezvous, as producers and consumers call it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from types import TracebackType
 
-from rdt_plan import WIRE_VERSION, ConsumerId
+from rdt_plan import WIRE_VERSION, ChunkTable, ConsumerId
 from rdt_plan.records import EpochRecord, JobRecord, Offer, ProducerRecord, Subscription
 from rdt_transport.errors import RendezvousProtocolError
 from rdt_transport.rendezvous._link import Link
@@ -16,6 +17,7 @@ from rdt_transport.rendezvous.events import (
     Subscribed,
 )
 from rdt_transport.rendezvous.outcome import EpochOutcome
+from rdt_transport.rendezvous.packing import pack, unpack
 from rdt_transport.rendezvous.requests import (
     AwaitClose,
     Begin,
@@ -28,17 +30,19 @@ from rdt_transport.rendezvous.requests import (
     GetSubscription,
     Leave,
     ListSubscriptions,
-    MakeOffer,
+    MakeOffers,
     Publish,
     Ready,
+    SetReplicas,
     Subscribe,
 )
-from rdt_transport.rendezvous.sealed import SealedSubscription
+from rdt_transport.rendezvous.sealed import SealedOffer, SealedSubscription, SealedTable
 from rdt_transport.rendezvous.versions import check_wire_version
 
 __all__ = ["RendezvousClient"]
 
 CALL_TIMEOUT_SECONDS = 30.0  # of calls that wait for nobody
+MAX_OPENED = 64  # chunk tables that are kept, so that those of equal workers are opened once
 
 
 class RendezvousClient:
@@ -73,6 +77,7 @@ class RendezvousClient:
         self.address = address
         self._session: str | None = None
         self._incarnations: dict[ConsumerId, str] = {}  # as subscribed here
+        self._opened: dict[SealedTable, ChunkTable] = {}
         self._on_event = on_event
         listen = None if on_event is None else self._listen
         self._link = Link(address, listen, connect_timeout_seconds)
@@ -88,11 +93,19 @@ class RendezvousClient:
     def _open(self, sealed: SealedSubscription) -> Subscription | None:
         """What a consumer sent; one whose tables cannot be read is dropped."""
         try:
-            return sealed.open()
+            return sealed.open(self._opened)
         except RendezvousProtocolError as error:
             head = sealed.head
             self.drop(head.consumer, head.incarnation, f"its subscription is malformed: {error}")
             return None
+        finally:
+            for oldest in list(self._opened)[:-MAX_OPENED]:
+                self._opened.pop(oldest, None)
+
+    @property
+    def num_messages(self) -> int:
+        """Messages to and from the rendezvous so far, but for heartbeats."""
+        return self._link.num_messages
 
     # ---- producers ---------------------------------------------------------------------------
 
@@ -101,7 +114,8 @@ class RendezvousClient:
 
         Raises `DisagreementError` when a live producer has the rank or another manifest.
         """
-        self._link.call(Publish(record, manifest), timeout_seconds)
+        if self._link.call(Publish(record, b""), timeout_seconds):  # nobody has sent it yet
+            self._link.call(Publish(record, pack(manifest)), timeout_seconds)
 
     def consumers(self, timeout_seconds: float) -> tuple[ConsumerId, ...]:
         """Who is subscribed now, in order."""
@@ -118,9 +132,22 @@ class RendezvousClient:
             if sealed is not None and (subscription := self._open(sealed)) is not None:
                 yield subscription
 
-    def offer(self, offer: Offer, timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> None:
-        """Offer a consumer its serve ring; `RendezvousError` when that incarnation is gone."""
-        self._link.call(MakeOffer(offer), timeout_seconds)
+    def set_replicas(
+        self, replicas: Iterable[int], timeout_seconds: float = CALL_TIMEOUT_SECONDS
+    ) -> None:
+        """Say which replicas the job has from now on, attached or not; for whoever drives them.
+
+        An epoch's outcome names all of them. Consumers of others are refused, and fenced where they
+        are subscribed: an epoch that is open goes on without them.
+        """
+        self._link.call(SetReplicas(tuple(sorted(replicas))), timeout_seconds)
+
+    def offer(self, offers: Iterable[Offer], timeout_seconds: float = CALL_TIMEOUT_SECONDS) -> None:
+        """Offer consumers their serve rings; those whose incarnation is gone get nothing.
+
+        Raises `RendezvousError` when the producer's own incarnation is over.
+        """
+        self._link.call(MakeOffers(tuple(map(SealedOffer.seal, offers))), timeout_seconds)
 
     def begin(self, rank: int, epoch: int, timeout_seconds: float) -> EpochRecord:
         """Rank 0 opens ``epoch``, others learn its record: the same for all, whatever fell since.
@@ -153,7 +180,7 @@ class RendezvousClient:
         record = self._link.call(GetJob(), timeout_seconds)
         check_wire_version("this worker", WIRE_VERSION, record.wire_version)
         self._session = record.session
-        return record
+        return replace(record, manifest=unpack(record.manifest))
 
     def subscribe(self, subscription: Subscription, timeout_seconds: float) -> None:
         """Take part with a plan built for the job that `job` returned last.
@@ -172,7 +199,8 @@ class RendezvousClient:
         dropped, `RendezvousError` when it is not subscribed.
         """
         incarnation = self._incarnations.get(consumer, "")
-        return self._link.call(GetOffers(consumer, incarnation), timeout_seconds)
+        sealed = self._link.call(GetOffers(consumer, incarnation), timeout_seconds)
+        return tuple(offer.open() for offer in sealed)
 
     def ready(
         self,

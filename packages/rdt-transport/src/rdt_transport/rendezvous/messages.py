@@ -5,20 +5,25 @@ typed. Nothing is ever unpickled.
 """
 
 import base64
+import binascii
+import json
 from collections.abc import Callable
 from dataclasses import fields
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from rdt_plan import ConsumerId, RdtPlanError
-from rdt_plan.records import EpochRecord, JobRecord, Offer, ProducerRecord
+from rdt_plan.records import EpochRecord, JobRecord, ProducerRecord
 from rdt_transport.errors import RendezvousProtocolError
-from rdt_transport.rendezvous.events import PushedEvent
+from rdt_transport.rendezvous.events import Announced, PushedEvent
 from rdt_transport.rendezvous.outcome import DroppedReplica, EpochOutcome
+from rdt_transport.rendezvous.packing import pack, unpack
+from rdt_transport.rendezvous.protocol import COMPACT
 from rdt_transport.rendezvous.requests import Request
-from rdt_transport.rendezvous.sealed import SealedSubscription
+from rdt_transport.rendezvous.sealed import SealedOffer, SealedSubscription
 
 __all__ = [
+    "AnnouncementWriter",
     "decode_answer",
     "decode_event",
     "decode_request",
@@ -38,9 +43,13 @@ def _exactly(kind: type) -> Callable[[Any], Any]:
     return check
 
 
+def _write_bytes(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
 def _read_bytes(value: Any) -> bytes:
     try:
-        return base64.b64decode(_exactly(str)(value), validate=True)
+        return binascii.a2b_base64(_exactly(str)(value), strict_mode=True)
     except ValueError as error:
         raise RendezvousProtocolError(f"malformed base64: {error}") from error
 
@@ -57,9 +66,10 @@ def _read_consumer(value: Any) -> ConsumerId:
 _Codec = tuple[Callable[[Any], Any], Callable[[Any], Any]]  # write, read
 _CODECS: dict[Any, _Codec] = {
     NoneType: (lambda value: None, lambda value: None),
+    bool: (_exactly(bool), _exactly(bool)),
     int: (_exactly(int), _exactly(int)),
     str: (_exactly(str), _exactly(str)),
-    bytes: (lambda value: base64.b64encode(value).decode(), _read_bytes),
+    bytes: (_write_bytes, _read_bytes),
     ConsumerId: (lambda value: [value.replica, value.worker], _read_consumer),
 }
 
@@ -90,9 +100,25 @@ def _optional_codec(item: Any) -> _Codec:
     )
 
 
-for _record in (EpochRecord, JobRecord, Offer, ProducerRecord, SealedSubscription):
+def _packed_codec(record: Any) -> _Codec:
+    """A record that is large and sent to many: its JSON packed, in base64."""
+    write, read = _record_codec(record)
+
+    def read_packed(value: Any) -> Any:
+        try:
+            form = json.loads(unpack(_read_bytes(value)))
+        except (ValueError, RecursionError, RendezvousProtocolError) as error:
+            raise RendezvousProtocolError(f"malformed {record.__name__}: {error}") from error
+        return read(form)
+
+    return (lambda value: _write_bytes(pack(COMPACT.encode(write(value)).encode())), read_packed)
+
+
+for _record in (EpochRecord, ProducerRecord, SealedSubscription):
     _CODECS[_record] = _record_codec(_record)
-for _item in (Offer, ConsumerId, int):
+_CODECS[JobRecord] = _packed_codec(JobRecord)
+_CODECS[SealedOffer] = (SealedOffer.to_json, SealedOffer.from_json)
+for _item in (SealedOffer, ConsumerId, int):
     _CODECS[tuple[_item, ...]] = _tuple_codec(_item)
 for _item in (int, str, SealedSubscription):
     _CODECS[_item | None] = _optional_codec(_item)
@@ -135,6 +161,22 @@ def encode_message(message: Request | PushedEvent) -> JsonObject:
     """The JSON object of a request or an event."""
     kind = type(message)
     return {"kind": kind.__name__, **_write_fields(message, _SHAPES[kind])}
+
+
+class AnnouncementWriter:
+    """Writes the JSON of `Announced` events: what is equal in those of one consumer, once."""
+
+    def __init__(self) -> None:
+        self._head: Any = None
+        self._text = ""
+
+    def __call__(self, event: Announced) -> str:
+        """As `encode_message` gives it, as text."""
+        sealed = event.subscription
+        if sealed.head is not self._head:
+            self._head, self._text = sealed.head, COMPACT.encode(sealed.head.to_json())
+        subscription = f'{self._text[:-1]},"tables":{COMPACT.encode(sealed.rows())}}}'
+        return f'{{"kind":"{Announced.__name__}","subscription":{subscription}}}'
 
 
 def _decode(value: Any, kinds: dict[str, Any], what: str) -> Any:

@@ -125,16 +125,19 @@ def _locate(ray: Any, actor: Any, job: str) -> tuple[str, int, dict[str, Any], s
         ) from error
 
 
-def import_ray(purpose: str = "hosting the rendezvous in Ray (host_local does without)") -> Any:
+def import_ray(
+    purpose: str = "hosting the rendezvous in Ray (host_local does without)",
+    minimum: tuple[int, int] = _MINIMUM_VERSION,
+) -> Any:
     """The module ``ray``; raises `RayMissingError` when it is absent or too old for ``purpose``."""
     try:
         ray = import_module("ray")
     except ImportError as error:
         raise RayMissingError(f"{purpose} needs Ray: {error}; {_REMEDY}") from error
     numbers = tuple(int(part) for part in ray.__version__.split(".")[:2] if part.isdecimal())
-    if numbers < _MINIMUM_VERSION:
+    if numbers < minimum:
         raise RayMissingError(
-            f"{purpose} needs Ray {'.'.join(map(str, _MINIMUM_VERSION))} or newer, found "
+            f"{purpose} needs Ray {'.'.join(map(str, minimum))} or newer, found "
             f"{ray.__version__}; {_REMEDY}"
         )
     return ray

@@ -6,9 +6,9 @@ from types import NoneType
 from typing import Any, ClassVar
 
 from rdt_plan import ConsumerId
-from rdt_plan.records import EpochRecord, JobRecord, Offer, ProducerRecord
+from rdt_plan.records import EpochRecord, JobRecord, ProducerRecord
 from rdt_transport.rendezvous.outcome import EpochOutcome
-from rdt_transport.rendezvous.sealed import SealedSubscription
+from rdt_transport.rendezvous.sealed import SealedOffer, SealedSubscription
 
 __all__ = [
     "AwaitClose",
@@ -22,11 +22,12 @@ __all__ = [
     "GetSubscription",
     "Leave",
     "ListSubscriptions",
-    "MakeOffer",
+    "MakeOffers",
     "Missing",
     "Publish",
     "Ready",
     "Request",
+    "SetReplicas",
     "Subscribe",
     "Wait",
 ]
@@ -41,9 +42,12 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """A producer's record, and the encoded manifest."""
+    """A producer's record, and the encoded manifest, packed; empty: as others have published it.
 
-    answer: ClassVar[Any] = NoneType
+    The answer is whether it is wanted: then nothing is published yet.
+    """
+
+    answer: ClassVar[Any] = bool
     record: ProducerRecord
     manifest: bytes
 
@@ -86,23 +90,31 @@ class GetSubscription:
 
 
 @dataclass(frozen=True, slots=True)
-class MakeOffer:
-    """A producer's serve ring for one consumer."""
+class MakeOffers:
+    """A producer's serve rings for consumers; those that are gone meanwhile are passed over."""
 
     answer: ClassVar[Any] = NoneType
-    offer: Offer
+    offers: tuple[SealedOffer, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class GetOffers:
     """The offers of every owner in the tables of that incarnation, by rank, once all are there."""
 
-    answer: ClassVar[Any] = tuple[Offer, ...]
+    answer: ClassVar[Any] = tuple[SealedOffer, ...]
     consumer: ConsumerId
     incarnation: str
 
     def __str__(self) -> str:
         return f"consumer {self.consumer}"
+
+
+@dataclass(frozen=True, slots=True)
+class SetReplicas:
+    """These are the job's replicas from now on; subscribed workers of others are fenced."""
+
+    answer: ClassVar[Any] = NoneType
+    replicas: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,11 +204,12 @@ class Leave:
 Request = (
     AwaitClose
     | Publish
+    | SetReplicas
     | GetJob
     | Subscribe
     | ListSubscriptions
     | GetSubscription
-    | MakeOffer
+    | MakeOffers
     | GetOffers
     | Ready
     | Begin
@@ -208,7 +221,7 @@ Request = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Wait:
     """A request that is not answered yet: whose, under which number, and until when. Never sent."""
 

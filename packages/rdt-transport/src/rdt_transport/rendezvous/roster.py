@@ -5,43 +5,22 @@ Pure: part of `JobState`. A client is the number of a connection.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 
 from rdt_plan import ConsumerId
-from rdt_plan.records import JobRecord, Offer, ProducerRecord, Subscription
+from rdt_plan.records import JobRecord, ProducerRecord, Subscription
 from rdt_plan.wire import WIRE_VERSION
 from rdt_transport.errors import DisagreementError, RendezvousError, TornError
+from rdt_transport.rendezvous._admission import check_subscription
 from rdt_transport.rendezvous._disagreement import manifests_differ
+from rdt_transport.rendezvous.member import Member
 from rdt_transport.rendezvous.requests import Missing
-from rdt_transport.rendezvous.sealed import SealedSubscription
+from rdt_transport.rendezvous.sealed import SealedOffer, SealedSubscription
 from rdt_transport.rendezvous.settings import JobSettings
 from rdt_transport.rendezvous.versions import check_wire_version
 
-__all__ = ["Member", "Roster"]
-
-
-@dataclass(slots=True)
-class Member:
-    """A consumer incarnation that is subscribed."""
-
-    subscription: SealedSubscription
-    client: int
-    ready: bool = False
-    offers: dict[int, Offer] = field(default_factory=dict)
-
-    @property
-    def incarnation(self) -> str:
-        return self.subscription.head.incarnation
-
-    @property
-    def num_workers(self) -> int:
-        return self.subscription.head.num_workers
-
-    def owing(self) -> list[int]:
-        """Owners that have not offered yet."""
-        owners = sorted(table.owner for table in self.subscription.tables)
-        return [owner for owner in owners if owner not in self.offers]
+__all__ = ["Roster"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +30,22 @@ class _Published:
 
 
 class Roster:
-    """Producers by rank and consumers by id; at most one live incarnation of each."""
+    """Producers by rank and consumers by id; at most one live incarnation of each.
+
+    Attributes:
+        replicas: the numbers of the job's deployments, whether they are here or not.
+    """
 
     def __init__(self, job: str, settings: JobSettings, new_session: Callable[[], str]) -> None:
         self.job = job
         self.settings = settings
         self.session: str | None = None
         self.last_session: str | None = None
+        self.replicas = frozenset(range(settings.num_replicas))
         self.members: dict[ConsumerId, Member] = {}
         self._new_session = new_session
         self._producers: dict[int, _Published] = {}
+        self._ranks: dict[int, tuple[int, ...]] = {}  # that each client has published, ascending
         self._manifest = b""
         self._gone: dict[str, str] = {}  # incarnations that can never take part again, and why
         self._fallen: dict[int, str] = {}  # why each replica last lost a worker
@@ -74,12 +59,18 @@ class Roster:
             return False
         self._check_producer(record, manifest)
         self._producers[record.rank] = published
-        self._manifest = manifest
+        self._ranks[client] = tuple(sorted({*self.ranks_of(client), record.rank}))
+        self._manifest = manifest or self._manifest
         if len(self._producers) < self.settings.num_producers:
             return False
         self.session = self.last_session = self._new_session()
         self.members.clear()
         return True
+
+    def has_manifest(self, digest: str) -> bool:
+        """Whether the producers here, which all agree, have published that manifest."""
+        known = next(iter(self._producers.values()), None)
+        return known is not None and known.record.manifest_digest == digest
 
     def _check_producer(self, record: ProducerRecord, manifest: bytes) -> None:
         self.check_rank(record.rank)
@@ -105,12 +96,15 @@ class Roster:
 
     def lose_producer(self, rank: int) -> None:
         """Forget a producer; no session until its rank is published again."""
-        del self._producers[rank]
+        client = self._producers.pop(rank).client
+        self._ranks[client] = tuple(each for each in self._ranks[client] if each != rank)
+        if not self._ranks[client]:
+            del self._ranks[client]
         self.session = None
 
     def ranks_of(self, client: int) -> tuple[int, ...]:
         """The ranks that client has published."""
-        return tuple(r for r, known in sorted(self._producers.items()) if known.client == client)
+        return self._ranks.get(client, ())
 
     def missing_producers(self) -> str:
         """Who has not published, as a sentence."""
@@ -163,7 +157,7 @@ class Roster:
         return True
 
     def _check_subscription(self, sealed: SealedSubscription, known: Member | None) -> None:
-        new, settings = sealed.head, self.settings
+        new = sealed.head
         consumer = new.consumer
         if new.incarnation in self._gone:
             raise TornError(
@@ -176,27 +170,15 @@ class Roster:
                 f"({known.incarnation}), which is alive, and {new.wire_name} "
                 f"({new.incarnation}) claims the same place; give each deployment its own replica"
             )
-        if consumer.replica >= settings.num_replicas or consumer.worker >= new.num_workers:
-            raise DisagreementError(
-                f"consumer {consumer} is outside the job's {settings.num_replicas} replicas, or of "
-                f"its replica's {new.num_workers} workers; both count from 0; raise num_replicas"
-            )
-        for other in self.replica_of(consumer):
-            theirs = self.members[other].num_workers
-            if theirs != new.num_workers:
-                raise DisagreementError(
-                    f"consumer {other} says its replica has {theirs} workers, {consumer} says "
-                    f"{new.num_workers}; two deployments share replica {consumer.replica}: give "
-                    "each its own"
-                )
-        for table in sealed.tables:
-            if table.owner >= settings.num_producers or table.num_slots != settings.num_slots:
-                raise DisagreementError(
-                    f"consumer {consumer} wants {table.num_slots} slots of producer {table.owner}; "
-                    f"the job has {settings.num_slots} slots and {settings.num_producers} "
-                    "producers; build the plan with the settings of the job that the rendezvous "
-                    "describes"
-                )
+        mates = [self.members[each].subscription.head for each in self.replica_of(consumer)]
+        check_subscription(sealed, self.settings, self.replicas, mates)
+
+    def set_replicas(self, replicas: Iterable[int]) -> list[ConsumerId]:
+        """Let the job have these; returns the members of those it has no more, to be removed."""
+        before, self.replicas = self.replicas, frozenset(replicas)
+        for newcomer in self.replicas - before:
+            self._fallen.pop(newcomer, None)
+        return [each for each in sorted(self.members) if each.replica not in self.replicas]
 
     def visible(self, client: int, subscription: SealedSubscription) -> SealedSubscription:
         """A producer sees the tables of its own ranks only; they are the bulk of a subscription."""
@@ -206,6 +188,15 @@ class Roster:
         return replace(
             subscription, tables=tuple(t for t in subscription.tables if t.owner in ranks)
         )
+
+    def audience(
+        self, subscription: SealedSubscription
+    ) -> Iterator[tuple[int, SealedSubscription]]:
+        """The clients of the producers that it reads from, each with what is visible to it."""
+        tables = {table.owner: table for table in subscription.tables}
+        for client, ranks in self._ranks.items():
+            if seen := tuple(tables[rank] for rank in ranks if rank in tables):
+                yield client, SealedSubscription(subscription.head, seen)
 
     def live_member(self, consumer: ConsumerId, incarnation: str) -> Member:
         """The member with that very incarnation; raises `TornError` when it is not live."""
@@ -218,8 +209,12 @@ class Roster:
             )
         return member
 
-    def offer(self, offer: Offer) -> None:
-        """Keep a producer's offer; raises `RendezvousError` when either incarnation is over."""
+    def offer(self, offer: SealedOffer) -> bool:
+        """Keep a producer's offer, unless the consumer is gone: its producers are told of that.
+
+        True when it was the last one owed. Raises `RendezvousError` when the producer's incarnation
+        is over.
+        """
         producer = self._producers.get(offer.rank)
         if producer is None or producer.record.incarnation != offer.producer_incarnation:
             raise RendezvousError(
@@ -228,27 +223,22 @@ class Roster:
             )
         member = self.members.get(offer.consumer)
         if member is None or member.incarnation != offer.consumer_incarnation:
-            raise RendezvousError(
-                f"producer {offer.rank} offers to an incarnation of {offer.consumer} that is gone; "
-                "wait for it to subscribe again"
-            )
+            return False
         member.offers[offer.rank] = offer
+        member.owed.discard(offer.rank)
+        return not member.owed
 
-    def offers(self, consumer: ConsumerId, incarnation: str) -> tuple[Offer, ...] | Missing:
+    def offers(self, consumer: ConsumerId, incarnation: str) -> tuple[SealedOffer, ...] | Missing:
         """The offers of every owner in the consumer's tables, by rank."""
         if incarnation in self._gone:
             self.live_member(consumer, incarnation)  # raises the reason
         member = self.members.get(consumer)
         if member is None or member.incarnation != incarnation:
             raise RendezvousError(f"consumer {consumer} is not subscribed; subscribe (again) first")
-        if missing := member.owing():
-            ranks = ", ".join(map(str, missing))
+        if missing := member.owed:
+            ranks = ", ".join(map(str, sorted(missing)))
             return Missing(lambda: f"no offer of producer {ranks} for consumer {consumer}")
         return tuple(offer for _, offer in sorted(member.offers.items()))
-
-    def is_owed(self, consumer: ConsumerId) -> bool:
-        """True while an owner in the consumer's tables has not offered."""
-        return consumer in self.members and bool(self.members[consumer].owing())
 
     def remove(self, consumers: Iterable[ConsumerId], reason: str) -> list[tuple[ConsumerId, str]]:
         """Fence these members for ever; returns each with its incarnation."""
@@ -261,7 +251,7 @@ class Roster:
 
     def replica_of(self, consumer: ConsumerId) -> list[ConsumerId]:
         """All subscribed workers of that consumer's replica."""
-        return [each for each in sorted(self.members) if each.replica == consumer.replica]
+        return sorted(each for each in self.members if each.replica == consumer.replica)
 
     def consumers_of(self, client: int) -> tuple[ConsumerId, ...]:
         """The consumers that client has subscribed."""
@@ -278,7 +268,7 @@ class Roster:
 
     def absent_from(self, live: Iterable[tuple[ConsumerId, str]]) -> dict[int, str]:
         """The job's replicas without a consumer in ``live``, each with a reason."""
-        absent = {*range(self.settings.num_replicas)} - {consumer.replica for consumer, _ in live}
+        absent = self.replicas - {consumer.replica for consumer, _ in live}
         reasons = {each: self._fallen.get(each, "it is not attached") for each in sorted(absent)}
         return {each: f"it took no part: {reason}" for each, reason in reasons.items()}
 

@@ -4,10 +4,19 @@ import asyncio
 import logging
 import uuid
 from itertools import count
+from math import inf
+from typing import Any
 
+from rdt_plan.records import JobRecord
 from rdt_transport.errors import RdtTransportError, RendezvousLostError, RendezvousProtocolError
 from rdt_transport.rendezvous.effects import Answer, Disconnect, Effect, Push, Refusal
-from rdt_transport.rendezvous.messages import decode_request, encode_answer, encode_message
+from rdt_transport.rendezvous.events import Announced
+from rdt_transport.rendezvous.messages import (
+    AnnouncementWriter,
+    decode_request,
+    encode_answer,
+    encode_message,
+)
 from rdt_transport.rendezvous.protocol import (
     HANDSHAKE_TIMEOUT_SECONDS,
     MAX_FRAME_BYTES,
@@ -15,9 +24,11 @@ from rdt_transport.rendezvous.protocol import (
     Frame,
     admit_client,
     encode_frame,
+    framed,
     read_frame,
     refusal,
 )
+from rdt_transport.rendezvous.requests import Request
 from rdt_transport.rendezvous.settings import JobSettings
 from rdt_transport.rendezvous.state import JobState
 
@@ -27,6 +38,7 @@ _logger = logging.getLogger(__name__)
 
 MAX_BACKLOG_BYTES = 4 * MAX_FRAME_BYTES  # unread by one client; it is given up beyond
 _FLUSH_SECONDS = 1.0
+_CROWD_SECONDS = 0.05  # meeting a newcomer takes longer
 
 
 class RendezvousServer:
@@ -46,6 +58,9 @@ class RendezvousServer:
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._open: set[asyncio.StreamWriter] = set()  # also those that have not proved the token
         self._numbers = count(1)
+        self._announcement = AnnouncementWriter()
+        self._announced: dict[int, list[bytes]] = {}  # frames that `_flush` sends
+        self._job_told: tuple[JobRecord, Any] | None = None  # and its JSON value
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -144,10 +159,20 @@ class RendezvousServer:
                     return
                 effects = self._state.request(client, call, request, timeout, self._now())
                 self._perform(effects)
+                if not effects:  # it waits, perhaps for less than all that is waited for
+                    self._arm()
             case _:
                 raise RendezvousProtocolError(f"unknown frame {frame['kind']!r:.80}")
 
     def _send(self, client: int, frame: Frame) -> None:
+        try:
+            encoded = encode_frame(frame)
+        except RendezvousProtocolError as error:  # too large; an event's absence ends the client
+            encoded = encode_frame(refusal(error, frame.get("call")))
+        earlier = self._announced.pop(client, [])
+        self._write(client, b"".join([*earlier, encoded]))
+
+    def _write(self, client: int, frames: bytes) -> None:
         writer = self._writers.get(client)
         if writer is None or writer.is_closing():
             return
@@ -155,11 +180,19 @@ class RendezvousServer:
             _logger.warning("job %s: a client does not read what it is sent", self._job)
             writer.transport.abort()
             return
-        try:
-            encoded = encode_frame(frame)
-        except RendezvousProtocolError as error:  # too large; an event's absence ends the client
-            encoded = encode_frame(refusal(error, frame.get("call")))
-        writer.write(encoded)
+        writer.write(frames)
+
+    def _announce(self, client: int, event: Announced) -> None:
+        """Tell of a newcomer soon: the workers of a fleet come in crowds, and go out together."""
+        text = f'{{"kind":"event","event":{self._announcement(event)}}}'
+        if not self._announced:
+            asyncio.get_running_loop().call_later(_CROWD_SECONDS, self._flush)
+        self._announced.setdefault(client, []).append(framed(text, "event"))
+
+    def _flush(self) -> None:
+        announced, self._announced = self._announced, {}
+        for client, frames in announced.items():
+            self._write(client, b"".join(frames))
 
     def _perform(self, effects: list[Effect]) -> None:
         if self._closed:
@@ -167,10 +200,12 @@ class RendezvousServer:
         for effect in effects:
             match effect:
                 case Answer(client, call, request, value):
-                    answer = encode_answer(request, value)
+                    answer = self._encoded(request, value)
                     self._send(client, {"kind": "answer", "call": call, "value": answer})
                 case Refusal(client, call, error):
                     self._send(client, refusal(error, call))
+                case Push(client, Announced() as event):
+                    self._announce(client, event)
                 case Push(client, event):
                     self._send(client, {"kind": "event", "event": encode_message(event)})
                 case Disconnect(client, reason):
@@ -179,7 +214,14 @@ class RendezvousServer:
                         writer.close()
                         loop = asyncio.get_running_loop()
                         loop.call_later(_FLUSH_SECONDS, writer.transport.abort)
-        self._arm()
+
+    def _encoded(self, request: Request, value: Any) -> Any:
+        """The answer's JSON value; that of the job, which every worker is told, is made once."""
+        if not isinstance(value, JobRecord):
+            return encode_answer(request, value)
+        if self._job_told is None or self._job_told[0] != value:
+            self._job_told = value, encode_answer(request, value)
+        return self._job_told[1]
 
     # ---- time --------------------------------------------------------------------------------
 
@@ -192,7 +234,7 @@ class RendezvousServer:
     def _arm(self) -> None:
         """Have `_tick` called at the next deadline, or earlier: leases only grow."""
         deadline = self._state.next_deadline()
-        if deadline is None or (self._timer is not None and self._timer.when() <= deadline):
+        if deadline == inf or (self._timer is not None and self._timer.when() <= deadline):
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -205,3 +247,4 @@ class RendezvousServer:
         if late_seconds > self._settings.lease_seconds / 10:
             self._state.stalled(late_seconds)
         self._perform(self._state.tick(self._now()))
+        self._arm()

@@ -15,7 +15,8 @@ class JobSettings:
 
     Attributes:
         num_producers: trainer ranks that publish weights.
-        num_replicas: inference deployments; consumers of replica ``num_replicas`` are refused.
+        num_replicas: inference deployments that the job starts with: replicas 0 to
+            ``num_replicas - 1``. Later ones join, and leave, by `RendezvousClient.set_replicas`.
         num_slots: slots of every ring, on both sides.
         max_chunk_bytes: cap of one chunk, hence of one slot.
         lookahead: groups a producer may gather ahead of the one being read.

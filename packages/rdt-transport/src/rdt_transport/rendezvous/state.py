@@ -6,6 +6,7 @@ yet is kept, tried again after every change, and refused at its deadline with wh
 """
 
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Any
 
 from rdt_plan import ConsumerId
@@ -33,11 +34,12 @@ from rdt_transport.rendezvous.requests import (
     GetSubscription,
     Leave,
     ListSubscriptions,
-    MakeOffer,
+    MakeOffers,
     Missing,
     Publish,
     Ready,
     Request,
+    SetReplicas,
     Subscribe,
     Wait,
 )
@@ -58,6 +60,7 @@ class JobState:
         self._leases: dict[int, float] = {}  # when each client's lease ends
         self._waits: list[Wait] = []
         self._asking: set[tuple[ConsumerId, str, int]] | None = None  # see `_askers`
+        self._served = False  # whether a consumer got the last of its offers just now
         self._effects: list[Effect] = []
 
     # ---- what the driver calls ---------------------------------------------------------------
@@ -83,7 +86,7 @@ class JobState:
         if not self._try(wait, now):
             return []
         match request:  # which cannot end anybody's wait; there may be thousands of them
-            case MakeOffer(offer) if self._roster.is_owed(offer.consumer):
+            case MakeOffers() if not self._served:
                 return self._take()
             case GetJob() | ListSubscriptions() | GetSubscription() | GetOffers() | GetEpoch():
                 return self._take()
@@ -106,9 +109,9 @@ class JobState:
         """The driver itself was stopped that long: no client's silence in it counts."""
         self._leases = {client: ends + seconds for client, ends in self._leases.items()}
 
-    def next_deadline(self) -> float | None:
-        """When `tick` has something to do, at the latest; None when nothing is pending."""
-        return min((*self._leases.values(), *(wait.deadline for wait in self._waits)), default=None)
+    def next_deadline(self) -> float:
+        """When `tick` has something to do, at the latest; infinity when nothing is pending."""
+        return min([*self._leases.values(), *[each.deadline for each in self._waits]], default=inf)
 
     # ---- waits -------------------------------------------------------------------------------
 
@@ -152,10 +155,14 @@ class JobState:
             case GetSubscription(consumer):
                 member = self._roster.members.get(consumer)
                 return member and self._roster.visible(client, member.subscription)
-            case MakeOffer(offer):
-                return self._roster.offer(offer)
+            case MakeOffers(offers):
+                self._served = any([self._roster.offer(offer) for offer in offers])
+                return None
             case GetOffers(consumer, incarnation):
                 return self._roster.offers(consumer, incarnation)
+            case SetReplicas(replicas):
+                gone = self._roster.set_replicas(replicas)
+                return self._fence(gone, "its replica is none of the job's any more")
             case Ready(consumer, incarnation):
                 self._roster.live_member(consumer, incarnation).ready = True
                 return None
@@ -184,13 +191,16 @@ class JobState:
 
     # ---- producers and consumers -------------------------------------------------------------
 
-    def _publish(self, client: int, record: ProducerRecord, manifest: bytes) -> None:
+    def _publish(self, client: int, record: ProducerRecord, manifest: bytes) -> bool:
+        if not manifest and not self._roster.has_manifest(record.manifest_digest):
+            return True
         earlier = self._roster.last_session
         if self._roster.publish(client, record, manifest):
             assert self._roster.session is not None
             self._ledger = EpochLedger()
             if earlier is not None:
                 self._announce(SessionChanged(self._roster.session))
+        return False
 
     def _subscribe(
         self, client: int, subscription: SealedSubscription, session: str | None
@@ -241,15 +251,12 @@ class JobState:
                 self._announce(self._ledger.drop(consumer, incarnation, reason))
 
     def _announce(self, event: PushedEvent | None) -> None:
-        """Push to everybody; a subscription to producers only, and only what concerns them."""
-        if event is None:
-            return
-        for client in self._leases:
-            if not isinstance(event, Announced):
-                self._effects.append(Push(client, event))
-            elif self._roster.ranks_of(client):
-                visible = self._roster.visible(client, event.subscription)
+        """Push to everybody; a subscription to the producers that it reads from only."""
+        if isinstance(event, Announced):
+            for client, visible in self._roster.audience(event.subscription):
                 self._effects.append(Push(client, Announced(visible)))
+        elif event is not None:
+            self._effects += [Push(client, event) for client in self._leases]
 
     # ---- epochs ------------------------------------------------------------------------------
 
