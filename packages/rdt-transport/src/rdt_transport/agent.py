@@ -8,8 +8,10 @@ reads its variables once, and UCX its own when an agent is made.
 import importlib
 import importlib.metadata
 import os
-from collections.abc import Sequence
-from types import TracebackType
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace, TracebackType
 from typing import Any, Literal
 
 from rdt_transport.errors import NixlMissingError, PeerLostError, WireError
@@ -21,6 +23,7 @@ __all__ = [
     "NixlAgent",
     "Span",
     "posting_threads",
+    "sleeping_progress",
 ]
 
 MemoryKind = Literal["DRAM", "VRAM"]
@@ -43,6 +46,7 @@ microseconds, and a region of a GPU's memory takes several to post."""
 POSTING_THREADS = 4
 _NVIDIA_DRIVER_PATHS = ("/dev/nvidiactl", "/dev/dxg")
 _MINIMUM_VERSION = (1, 5)
+_PROGRESS_MICROSECONDS = 1000  # between looks at what wakes nobody; events end the wait at once
 _REMEDY = "install it with: pip install 'nixl>=1.5,<2'"
 
 
@@ -82,6 +86,27 @@ def _pool(num_threads: int) -> dict[str, str]:
     if num_threads == 0:
         return {}
     return {"num_threads": str(num_threads), "split_batch_size": str(SPLIT_REGIONS)}
+
+
+@contextmanager
+def sleeping_progress() -> Generator[None]:
+    """Agents that others make meanwhile have progress threads that wait, instead of spinning.
+
+    NIXL's bindings have the delay, its Python API fixes it at none. Not for two threads at once.
+    """
+    _set_environment_defaults()
+    module = sys.modules[_import_nixl().nixl_agent.__module__]
+    bindings = module.nixlBind
+
+    class Config(bindings.nixlAgentConfig):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, _PROGRESS_MICROSECONDS if name == "pthrDelay" else value)
+
+    vars(module)["nixlBind"] = SimpleNamespace(**{**vars(bindings), "nixlAgentConfig": Config})
+    try:
+        yield
+    finally:
+        vars(module)["nixlBind"] = bindings
 
 
 class _Translated:

@@ -14,10 +14,9 @@ from rdt_plan import (
     Offer,
     Subscription,
     SyncPlan,
-    decode_manifest,
 )
 from rdt_plan.records import JobRecord, SourceRegion
-from rdt_plan.wire import WIRE_VERSION
+from rdt_plan.wire import WIRE_VERSION, manifest_names
 from rdt_transport.destinations import Destination, Destinations
 from rdt_transport.direct_reads import direct_pairs
 from rdt_transport.errors import DisagreementError, WireError
@@ -190,7 +189,7 @@ class Attachment:
 
 def _sources(job: JobRecord, offers: Mapping[int, Offer]) -> dict[int, dict[str, SourceRegion]]:
     """By rank, where the producers that made the offers say that their tensors lie."""
-    params = decode_manifest(job.manifest).params
+    names = manifest_names(job.manifest)
     found = {}
     for producer in job.producers:
         offer = offers.get(producer.rank)
@@ -201,6 +200,6 @@ def _sources(job: JobRecord, offers: Mapping[int, Offer]) -> dict[int, dict[str,
                 f"producer {producer.rank} was replaced while this worker attached; initialise the "
                 "weight transfer again"
             )
-        regions = [region for region in producer.sources if region.param < len(params)]
-        found[producer.rank] = {params[region.param].name: region for region in regions}
+        regions = [region for region in producer.sources if region.param < len(names)]
+        found[producer.rank] = {names[region.param]: region for region in regions}
     return found

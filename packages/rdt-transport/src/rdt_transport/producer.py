@@ -125,10 +125,8 @@ class Producer:
     def begin(self, record: EpochRecord) -> None:
         """Open epoch ``record.epoch`` for its live consumers, when no admission is under way."""
         if self.is_busy():
-            raise SyncAbortedError(
-                f"producer {self.rank}: epoch {self._open_epoch().record.epoch} is still open, so "
-                f"epoch {record.epoch} cannot begin: finish it, or abort it, first"
-            )
+            still = f"epoch {self._open_epoch().record.epoch} is still open: finish it, or abort it"
+            raise SyncAbortedError(f"producer {self.rank}: {still}, before epoch {record.epoch}")
         self._thread.set_quiet(False)
         try:
             serving = self._serve(record)
@@ -189,16 +187,19 @@ class Producer:
         serving.wait_for_credit(timeout_seconds)
         self._publish(serving, {group: sources}, filled)
 
-    def publish_standing(self, tensors: Mapping[str, torch.Tensor]) -> int:
+    def publish_standing(self, tensors: Mapping[str, torch.Tensor], *, held_back: int = 0) -> int:
         """Serve what is next in ``self.groups`` while it is nothing but sources; how many groups.
 
-        As `publish`, without a step for each name. ``tensors``: see `StableSources.check`.
+        As `publish`, without a step for each name (``tensors``: see `StableSources.check`); but
+        for the last ``held_back`` of all, and the others are then known to be on their way.
         """
         self._sources.check(tensors)
-        serving = self._open_epoch()
-        if held := {group: self._sources.groups[group] for group in serving.standing_next()}:
+        serving, groups = self._open_epoch(), self._sources.groups
+        if held := {group: groups[group] for group in serving.standing_next(held_back)}:
             serving.wait_for_credit(0.0)  # raises what ended the epoch
             self._publish(serving, held, self._events.record())
+            if held_back:  # whatever keeps the interpreter busy after
+                self._progress.call(lambda wire: None, QUIESCE_TIMEOUT_SECONDS)
         return len(held)
 
     def _publish(self, serving: Serving, groups: Mapping[int, Sources], filled: Event) -> None:
@@ -246,12 +247,10 @@ class Producer:
                 self._lose(bytes.fromhex(incarnation), reason)
             case ConsumerLeft(_, incarnation):
                 self._lose(bytes.fromhex(incarnation), "it left")
-            case _:
-                pass
 
-    def _admit(self, subscription: Subscription) -> None:
-        if not self._rings.admit(subscription):  # slice by slice: an epoch may begin in between
-            self._thread.run_when_quiet(lambda: self._admit(subscription))
+    def _admit(self, new: Subscription) -> None:
+        done = self._rings.admit(new)  # slice by slice: an epoch may begin in between
+        self._thread.run_when_quiet(self._rings.make_offers if done else lambda: self._admit(new))
 
     def _open_epoch(self) -> Serving:
         if self._serving is None:

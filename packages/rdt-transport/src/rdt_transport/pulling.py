@@ -81,7 +81,7 @@ class Pulling:
         self._idle = idle
         self._intervals = intervals
         self._early: list[tuple[int, int]] = []  # READYs that came before the beginning
-        self._machine = ConsumerEpoch(plan.chunks, plan.num_slots)
+        self._machine = ConsumerEpoch(plan.chunks, plan.num_slots, plan.lanes)
         self._scattering: list[tuple[int, Event]] = []
         self._since: dict[int, float] = {}
         self._started = self._posted = time.perf_counter()

@@ -80,11 +80,12 @@ class ServeRings:
         self._newcomers: dict[bytes, _Newcomer] = {}
         self._rings: dict[str, ServeRing] = {}
         self._idle: list[Arena] = []
+        self._unoffered: list[bytes] = []
         self._gone = gone
         self._sources = sources
 
     def admit(self, subscription: Subscription) -> bool:
-        """Find or register a ring for a consumer, meet it, and make it an offer.
+        """Find or register a ring for a consumer, and meet it; `make_offers` then tells it.
 
         False when its wire has not answered within `SLICE_SECONDS`: call again to go on. One that
         cannot be served (a table outside the manifest, or unlike that of another consumer with
@@ -111,10 +112,22 @@ class ServeRings:
             del self._newcomers[incarnation]
             served = Served(subscription.consumer, incarnation, newcomer.peer.name, newcomer.ring)
             self._served[incarnation] = served
-            self._client.offer(self._offer(served))
+            self._unoffered.append(incarnation)
         except Exception as error:  # whatever a stranger sent, or made the wire say
-            self._refuse(subscription, error)
+            self._refuse(subscription.consumer, incarnation, error)
         return True
+
+    def make_offers(self) -> None:
+        """Offer their rings to all that were admitted since the last call, in one message."""
+        unoffered, self._unoffered = self._unoffered, []
+        served = [each for who in unoffered if (each := self._served.get(who)) is not None]
+        if served:
+            try:
+                address = self._progress.call(lambda wire: wire.address(), ADMIT_TIMEOUT_SECONDS)
+                self._client.offer([self._offer(each, address) for each in served])
+            except Exception as error:
+                for each in served:
+                    self._refuse(each.consumer, each.incarnation, error)
 
     def _check(self, subscription: Subscription, table: ChunkTable) -> None:
         """Refuse a table before any memory is allocated for it."""
@@ -149,8 +162,7 @@ class ServeRings:
             ) from error
         return True
 
-    def _offer(self, served: Served) -> Offer:
-        address = self._progress.call(lambda wire: wire.address(), ADMIT_TIMEOUT_SECONDS)
+    def _offer(self, served: Served, address: PeerAddress) -> Offer:
         table, arena = served.ring.table, served.ring.arena
         num_slots = table.num_slots if table.slot_bytes else 0  # else nothing is read from them
         return Offer(
@@ -166,14 +178,13 @@ class ServeRings:
             ),
         )
 
-    def _refuse(self, subscription: Subscription, error: Exception) -> None:
-        consumer, incarnation = subscription.consumer, subscription.incarnation
+    def _refuse(self, consumer: ConsumerId, incarnation: bytes, error: Exception) -> None:
         _logger.warning("producer %d refuses %s: %s", self._rank, consumer, error)
         try:
-            self.dismiss(bytes.fromhex(incarnation))
+            self.dismiss(incarnation)
         finally:
             reason = f"producer {self._rank} cannot serve it: {type(error).__name__}: {error}"
-            self._client.drop(consumer, incarnation, reason)
+            self._client.drop(consumer, incarnation.hex(), reason)
 
     def _ring(self, table: ChunkTable) -> ServeRing:
         ring = self._rings.get(table.plan_digest)
