@@ -191,6 +191,9 @@ class Passes:
 def test_stable_tensors_are_in_no_pass_of_a_source_that_can_leave_them_out(stable):
     source = Passes(*stable)
     collector = GroupCollector.of(adapt(source, num_producers=2), MANIFEST, 0, CPU)
+    assert collector.standing is source.stable  # known before the source is asked again
+    source.stable = dict(source.stable)
+    collector.confirm()
     for group in (0, 1, 3):
         ((name, tensor),) = collector.collect(group).items()
         assert tensor.data_ptr() == TENSORS[name].data_ptr()
@@ -198,6 +201,20 @@ def test_stable_tensors_are_in_no_pass_of_a_source_that_can_leave_them_out(stabl
     collector.check_unchanged()
     assert source.asked == [set(stable)]
     assert collector.standing is source.stable
+
+
+def test_copies_are_made_before_anything_is_served():
+    class Copies(Passes):
+        num_filled = 0
+
+        def fill_stable_tensors(self):
+            self.num_filled += 1
+
+    source = Copies("embed")
+    adapted = adapt(source, num_producers=2)
+    for number in (1, 2):
+        GroupCollector.of(adapted, MANIFEST, 0, CPU)
+        assert source.num_filled == number
 
 
 def test_a_source_without_such_passes_is_iterated_whole():
@@ -223,8 +240,26 @@ def test_other_stable_names_than_at_first_are_refused(later, message):
     source = Passes("embed", "norm")
     adapted = adapt(source, num_producers=2)
     source.stable = {name: TENSORS[name] for name in later}
+    collector = GroupCollector.of(adapted, MANIFEST, 0, CPU)
     with pytest.raises(SourceError, match=message):
-        GroupCollector.of(adapted, MANIFEST, 0, CPU)
+        collector.confirm()
+
+
+def test_a_source_that_changes_its_stable_tensors_when_asked_is_told_in_the_end():
+    source = Passes("embed")
+    source.stable = {"embed": torch.ones(2, 2)}
+    collector = GroupCollector.of(adapt(source, num_producers=2), MANIFEST, 0, CPU)
+    source.stable["embed"].add_(1)  # they may be read already
+    collector.confirm()
+    with pytest.raises(SourceError, match="rank 0: embed changed in place"):
+        collector.check_unchanged()
+
+
+def test_a_pass_that_never_began_is_discarded_without_the_stable_ones():
+    source = Passes("embed")
+    collector = GroupCollector.of(adapt(source, num_producers=2), MANIFEST, 0, CPU)
+    collector.discard()
+    assert source.asked == [{"embed"}]
 
 
 def test_a_stable_tensor_that_changes_is_told_in_the_end():
@@ -258,3 +293,54 @@ def test_the_last_groups_change_is_told_at_the_end_of_the_pass():
     items[-1][1].add_(1)
     with pytest.raises(SourceError, match="norm changed in place"):
         collector.finish()
+
+
+# ---- pieces --------------------------------------------------------------------------------------
+
+ROWS = {"owners": (0, 1), "mesh_shape": (2,), "placements": ("shard(0)",)}
+CUT = Manifest.build(
+    [
+        ParamMeta("embed", "float32", (3, 2), **ROWS),
+        ParamMeta("layers.0.w", "float32", (1, 2), **ROWS),  # rank 1 holds nothing of this group
+        ParamMeta("layers.1.w", "float32", (1, 2), **ROWS),
+        ParamMeta("layers.1.b", "float32", (4,), **ROWS),
+        ParamMeta("norm", "float32", (1,), **ROWS),
+    ]
+)
+PIECES = [("embed", torch.ones(1, 2)), ("layers.1.b", torch.ones(2))]  # of rank 1
+EMPTY = {name: torch.ones(0) for name in ("layers.0.w", "layers.1.w", "norm")}
+
+
+def pieces(with_empty: bool) -> list[tuple[str, torch.Tensor]]:
+    held = dict(PIECES)
+    names = [param.name for param in CUT.params if with_empty or param.name in held]
+    return [(name, held.get(name, EMPTY.get(name))) for name in names]
+
+
+@pytest.mark.parametrize("with_empty", [True, False])
+def test_pieces_are_collected_and_empty_ones_may_be_yielded(with_empty):
+    collector = GroupCollector(CUT, 1, iter(pieces(with_empty)), CPU)
+    assert [list(collector.collect(group)) for group in (0, 2)] == [["embed"], ["layers.1.b"]]
+    collector.finish()
+
+
+@pytest.mark.parametrize("num_groups", [0, 1, 2])
+def test_empty_pieces_are_discarded_with_the_others(num_groups):
+    items = iter(pieces(with_empty=True))
+    collector = GroupCollector(CUT, 1, items, CPU)
+    for group in (0, 2)[:num_groups]:
+        collector.collect(group)
+    collector.discard()
+    assert next(items, None) is None
+
+
+@pytest.mark.parametrize(
+    ("rank", "item", "message"),
+    [
+        (0, ("embed", torch.ones(3, 2)), r"rank 0: embed is float32\[3, 2\], expected .*\[2, 2\]"),
+        (1, ("layers.0.w", torch.ones(1, 2)), r"rank 1: .* yielded layers\.0\.w, expected embed"),
+    ],
+)
+def test_another_piece_than_the_mesh_says_is_refused(rank, item, message):
+    with pytest.raises(SourceError, match=message):
+        GroupCollector(CUT, rank, iter([item]), CPU).collect(0)

@@ -270,7 +270,7 @@ def test_what_waits_behind_a_call_that_hangs_is_never_made():
     control = Control([client])
     control.sync([0], {}, None, ends)
     assert control.close(0.01) == ["replica 0 (deployment) is still in a call"]
-    (thread,) = [each._thread for each in control._threads]
+    (thread,) = [each._thread for each in control._threads.values()]
     release.set()
     thread.join(30)
     assert [call[0] for call in client.calls] == ["start", "update", "finish"]
@@ -293,3 +293,31 @@ Control([Hangs()]).sync([0], {}, None, print)
 def test_a_client_that_hangs_does_not_keep_the_process():
     ended = subprocess.run([sys.executable, "-c", HANGS], timeout=60, capture_output=True)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_clients_are_added_and_removed_without_the_others():
+    first, second = Deployment(), Deployment()
+    control = Control([first])
+    control.add(4, second)
+    control.init({4: {"replica": 4}}, 10)
+    assert (first.calls, second.calls) == ([], [("init", {"replica": 4})])
+    thread = control._threads[4]._thread
+    assert control.remove(4, 10) == []
+    assert second.calls[-1] == ("shutdown",)
+    assert not thread.is_alive()
+    assert control.close(10) == []
+    assert (first.calls, second.calls[1:]) == ([("shutdown",)], [("shutdown",)])
+
+
+def test_a_client_that_hangs_is_removed_all_the_same():
+    release = threading.Event()
+    hanging, ends = Deployment(lambda call: waiting_in("start", call, release)), Ends()
+    control = Control([Deployment(), hanging])
+    control.sync([1], {}, None, ends)
+    thread = control._threads[1]._thread
+    assert control.remove(1, 0.01) == ["replica 1 (deployment) is still in a call"]
+    assert control.busy() == []
+    assert control.close(10) == []
+    release.set()
+    thread.join(30)
+    assert hanging.calls == [("start",), ("update", {}), ("finish", None)]  # no shutdown behind it

@@ -332,16 +332,14 @@ def test_a_rendezvous_that_dies_ends_the_sync_at_once(inprocess):
 # ---- opening and closing -------------------------------------------------------------------------
 
 
-def test_a_source_of_local_pieces_is_refused_before_anything_opens(inprocess):
-    class Local:
+def test_a_source_without_a_pass_is_refused_before_anything_opens(inprocess):
+    class Described:
         metadata = Source().metadata
 
-        def iter_local(self):
-            yield from ()
-
     client = TorchEngineClient(inprocess)
-    with trainer(Local(), client, inprocess) as rdt, pytest.raises(SourceError, match="iter_full"):
-        rdt.init()
+    with trainer(Described(), client, inprocess) as rdt:
+        with pytest.raises(SourceError, match="iter_full"):
+            rdt.init()
     assert client.calls == []
 
 

@@ -1,6 +1,7 @@
 """Stable tensors: workers read them from the trainer's own memory, both wires."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -204,7 +205,7 @@ class Declares(ModuleSource):
     [
         (
             {"layers.9.weight": torch.empty(2)},
-            r"has layers\.9\.weight, which this rank does not own",
+            r"has layers\.9\.weight, of which this rank holds nothing",
         ),
         (
             {"turned": torch.empty(6, 4).t()},
@@ -253,9 +254,47 @@ def test_a_sync_of_stable_tensors_takes_as_many_steps_for_many_as_for_few(
             model[0].weight.add_(1)
         report = rdt.send_weights()
         assert (collected, checked, noted) == ([], [], [])
-        assert [len(groups) for _, groups, _ in sent] == [len(rdt._job.producer.groups)]
+        num_groups = len(rdt._job.producer.groups)
+        assert [len(groups) for _, groups, _ in sent] == [num_groups - 1, 1]
         assert received(client) == snapshot(model)
         assert report.num_bytes == sum(p.nbytes for p in model.parameters())
+
+
+class Asked(ModuleSource):
+    """Something happens when it is asked for its stable tensors."""
+
+    ask: Callable[[], object] = staticmethod(lambda: None)
+
+    def stable_tensors(self):
+        self.ask()
+        return super().stable_tensors()
+
+
+def test_nobody_has_all_before_the_source_said_that_its_tensors_stand(make_wire):
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    source, client = Asked(model), TorchEngineClient(make_wire)
+    with trainer(source, client, make_wire) as rdt:
+        rdt.init()
+        rdt.send_weights()
+        with torch.no_grad():
+            model[0].weight.add_(1)
+            model[1].weight.add_(1)
+            old = bits(model[2].weight)
+            model[2].weight.add_(1)
+
+        def replace():
+            deadline = time.monotonic() + 20
+            while any(received(client)[f"{i}.weight"] != bits(model[i].weight) for i in (0, 1)):
+                assert time.monotonic() < deadline, "more than the last group is held back"
+                time.sleep(0.01)
+            assert received(client)["2.weight"] == old
+            model[1].weight = nn.Parameter(torch.zeros(4, 4))
+
+        source.ask = replace
+        with pytest.raises(SourceError, match=r"1\.weight: .* registered"):
+            rdt.send_weights()
+        assert received(client)["2.weight"] == old
+        assert client.weight_version == "1"
 
 
 def test_only_what_is_not_stable_is_collected(inprocess, monkeypatch):

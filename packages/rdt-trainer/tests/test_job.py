@@ -92,6 +92,7 @@ def test_workers_are_told_who_they_are_and_how_long_to_wait(make_wire):
                 "num_replicas": 2,
                 "num_workers": num_workers,
                 "timeout_seconds": 17.5,
+                "wire": "nixl",
             }
     assert [len(client.told) for client in clients] == [1, 2]
 

@@ -121,6 +121,40 @@ def test_a_pass_may_leave_the_stable_tensors_out():
     assert list(own.iter_rest(own.stable_tensors().keys())) == []
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: p.detach().clone(), r"1\.weight is another tensor than the one that workers"),
+        (lambda p: p.detach(), None),  # the same memory
+    ],
+)
+def test_a_table_that_was_exchanged_is_noticed_when_the_pass_ends(change, message):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    source = ModuleSource(model)
+    assert len(source.metadata) == 4
+    stable = source.stable_tensors()
+    table = model[1]._parameters
+    model[1]._parameters = {name: nn.Parameter(change(table[name])) for name in table}
+    assert source.stable_tensors() is stable
+    rest = source.iter_rest(stable.keys())
+    if message is None:
+        assert list(rest) == []
+    else:
+        with pytest.raises(SourceError, match=message):
+            list(rest)
+
+
+def test_a_parameter_that_is_new_is_noticed_when_the_pass_ends():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    source = ModuleSource(model)
+    assert len(source.metadata) == 4
+    stable = source.stable_tensors()
+    model.more = nn.Parameter(torch.zeros(1))
+    assert source.stable_tensors() is stable
+    with pytest.raises(SourceError, match=r"more is new in the module"):
+        list(source.iter_rest(stable.keys()))
+
+
 def test_stable_tensors_are_others_once_a_parameter_is():
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(3, 2))
     source = ModuleSource(model)

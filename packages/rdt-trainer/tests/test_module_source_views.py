@@ -10,7 +10,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from rdt_plan.manifest import Manifest
 from rdt_trainer.collector import GroupCollector
 from rdt_trainer.errors import SourceError
-from rdt_trainer.module_source import ModuleSource, Named
+from rdt_trainer.module_source import ModuleSource
+from rdt_trainer.named_module import Named
 from rdt_trainer.named_views import NamedView
 from rdt_trainer.source import adapt
 
@@ -213,7 +214,7 @@ def test_a_change_during_a_pass_is_noticed_through_its_views():
     model = Model()
     source = adapt(ModuleSource(model, names=parts))
     manifest = Manifest.build(source.params)
-    collector = GroupCollector(manifest, 0, iter(source.iter_full()), torch.device("cpu"))
+    collector = GroupCollector(manifest, 0, iter(source.new_pass()), torch.device("cpu"))
     for group in range(2):
         collector.collect(group)
     collector.check_unchanged()

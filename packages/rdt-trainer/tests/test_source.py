@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.tensor
 
+from rdt_plan import AxisPlacement
 from rdt_plan.manifest import ParamMeta
 from rdt_trainer.errors import RankFailedError, SourceError
 from rdt_trainer.source import LocalWeightSource, SourceMeta, adapt
@@ -106,7 +108,7 @@ def test_both_shapes_are_understood(source):
         ParamMeta("b", "bfloat16", (4,), (0,)),
     )
     for _ in range(2):  # every pass is a fresh one
-        assert [(n, t.data_ptr()) for n, t in adapted.iter_full()] == [
+        assert [(n, t.data_ptr()) for n, t in adapted.new_pass()] == [
             ("a", A.data_ptr()),
             ("b", B.data_ptr()),
         ]
@@ -128,25 +130,123 @@ def test_unspecified_owners_are_every_rank_and_given_ones_are_sorted():
 
 
 def test_owner_outside_the_job_is_refused():
-    with pytest.raises(SourceError, match=r"a: owners \(0, 2\).*2 producers.*num_producers"):
+    with pytest.raises(SourceError, match=r"a: owners \(2, 0\).*2 producers.*num_producers"):
         adapt(NewerSource(owners=(2, 0)), num_producers=2)
 
 
-def test_source_of_local_pieces_only_is_refused_with_the_remedy():
-    with pytest.raises(SourceError, match=r"NewerSource does not implement iter_full.*gather"):
-        adapt(NewerSource(full=False))
+# ---- local pieces --------------------------------------------------------------------------------
 
 
-def test_local_source_is_refused_with_the_remedy():
-    class Local:
+@dataclass(frozen=True)
+class Shard:
+    """vLLM's own, and so is `Replicate`; torch's have these names too."""
+
+    dim: int
+
+
+@dataclass(frozen=True)
+class Replicate:
+    pass
+
+
+@dataclass(frozen=True)
+class Partial:
+    pass
+
+
+class Pieces:
+    """In the shape of 0.33, local only: ``a`` in columns over two of three ranks."""
+
+    def __init__(self, *placements: Any, mesh_shape: tuple[int, ...] | None = None) -> None:
+        self._layout = (2, 0), mesh_shape, placements or None
+
+    @property
+    def metadata(self):
+        return [
+            ForeignMeta("a", A.dtype, tuple(A.shape), *self._layout),
+            ForeignMeta("b", B.dtype, (4,)),
+        ]
+
+    def implements_iter_full(self):
+        return False
+
+    def iter_full(self):
+        raise NotImplementedError
+
+    def implements_iter_local(self):
+        return True
+
+    def iter_local(self):
+        yield from (("a", A[:, :2]), ("b", B))
+
+
+@pytest.mark.parametrize(
+    ("source", "mesh"),
+    [
+        (Pieces(Shard(1)), ((2, 0), (2,), ("shard(1)",))),
+        (Pieces(Shard(1), mesh_shape=(2,)), ((2, 0), (2,), ("shard(1)",))),
+        (
+            Pieces(Replicate(), AxisPlacement(0), mesh_shape=(1, 2)),
+            ((2, 0), (1, 2), ("replicate", "shard(0)")),
+        ),
+        (
+            Pieces("shard(0,2)", "shard(0)", mesh_shape=(1, 2)),
+            ((2, 0), (1, 2), ("shard(0,2)", "shard(0)")),
+        ),
+        (Pieces(torch.distributed.tensor.Shard(-1)), ((2, 0), (2,), ("shard(1)",))),
+        (
+            Pieces(
+                torch.distributed.tensor.placement_types._StridedShard(0, split_factor=2),
+                torch.distributed.tensor.Shard(0),
+                mesh_shape=(1, 2),
+            ),
+            ((2, 0), (1, 2), ("shard(0,2)", "shard(0)")),
+        ),
+        (Pieces(Replicate()), ((0, 2), (), ())),
+        (Pieces(mesh_shape=(2,)), ((0, 2), (), ())),
+    ],
+)
+def test_pieces_keep_the_mesh_that_cuts_them_and_its_order(source, mesh):
+    local: LocalWeightSource = source
+    adapted = adapt(local, num_producers=3)
+    assert adapted.params == (
+        ParamMeta("a", "float32", (2, 3), *mesh),
+        ParamMeta("b", "bfloat16", (4,), (0, 1, 2)),
+    )
+    assert [name for name, _ in adapted.new_pass()] == ["a", "b"]
+
+
+@pytest.mark.parametrize("placement", [Partial(), torch.distributed.tensor.Partial()])
+def test_a_placement_that_holds_no_piece_is_refused_by_name(placement):
+    with pytest.raises(SourceError, match=r"a is placed by .*Partial.*expected each axis .* shard"):
+        adapt(Pieces(placement), num_producers=3)
+
+
+def test_of_a_source_with_both_modes_whole_tensors_are_served():
+    """A class that overrides only iter_full means it, and so do those written for sharded_rdt."""
+    adapted = adapt(NewerSource(owners=(0, 2)), num_producers=3)
+    assert adapted.params[0].mesh_shape == ()
+    assert dict(adapted.new_pass())["a"].shape == A.shape
+
+
+def test_a_source_without_either_mode_is_refused_with_the_remedy():
+    class Described:
         metadata = (SourceMeta("a", torch.float32, (2, 3)),)
 
-        def iter_local(self):
-            yield "a", A
+    for source in (Described(), NewerSource(full=False)):
+        source.implements_iter_local = lambda: False
+        with pytest.raises(SourceError, match=r"implements neither iter_full nor iter_local.*wrap"):
+            adapt(source)
 
-    source: LocalWeightSource = Local()
-    with pytest.raises(SourceError, match=r"local pieces only, .* not served yet.*in iter_full"):
-        adapt(source)
+
+def test_stable_pieces_are_of_names_that_this_rank_holds():
+    class Stable(Pieces):
+        def stable_tensors(self):
+            return {"a": A[:, 2:].contiguous()}
+
+    assert adapt(Stable(Shard(1)), rank=0, num_producers=3).stable.keys() == {"a"}
+    with pytest.raises(SourceError, match=r"has a, of which this rank holds nothing"):
+        adapt(Stable(Shard(1)), rank=1, num_producers=3)
 
 
 def test_module_instead_of_a_source_is_refused_with_the_remedy():
@@ -173,7 +273,7 @@ def test_held_names_of_all_ranks_become_owners_and_unheld_names_are_skipped():
     adapted = adapt(OlderSource({"b"}), rank=1, num_producers=2, exchange=exchange)
     assert sent == [["b"]]
     assert [(p.name, p.owners) for p in adapted.params] == [("a", (0,)), ("b", (0, 1))]
-    assert [name for name, _ in adapted.iter_full()] == ["b"]
+    assert [name for name, _ in adapted.new_pass()] == ["b"]
 
 
 def test_name_that_nobody_holds_is_refused():

@@ -21,6 +21,8 @@ from rdt_trainer.module_source import ModuleSource
 from rdt_trainer.named_views import NamedView
 from rdt_trainer.ray_client import RayClient
 from rdt_trainer.report import SyncReport
+from rdt_trainer.safetensors_source import SafetensorsSource
+from rdt_trainer.sharded_source import ShardedModuleSource
 from rdt_trainer.source import (
     LocalWeightSource,
     SourceMeta,
@@ -45,7 +47,9 @@ __all__ = [
     "RdtTrainer",
     "RdtTrainerError",
     "RendezvousAddress",
+    "SafetensorsSource",
     "SettingsError",
+    "ShardedModuleSource",
     "SourceError",
     "SourceMeta",
     "StablePasses",

@@ -9,7 +9,7 @@ import torch
 
 from rdt_plan import Manifest, ParamMeta
 from rdt_trainer.errors import SourceError
-from rdt_trainer.source import AdaptedSource
+from rdt_trainer.source import AdaptedSource, NamedTensors, StablePasses
 from rdt_trainer.tensor_versions import TensorVersions
 from rdt_transport.pack import torch_dtype
 
@@ -24,13 +24,14 @@ class GroupCollector:
     Args:
         manifest: what the source declared.
         rank: whose owned parameters the pass yields.
-        tensors: the pass, as `WeightSource.iter_full` started it.
+        tensors: the pass, as the source started it: whole tensors, or this rank's pieces.
         device: where they must be.
         stable: names of tensors whose memory stays anyway.
         standing: tensors, by name, that are not in the pass: there already, unchanged from now on.
+        passes: says in `confirm` whether those still are, and starts the pass without them.
 
     Attributes:
-        standing: as given.
+        standing: as given, or as confirmed.
     """
 
     def __init__(
@@ -41,13 +42,15 @@ class GroupCollector:
         device: torch.device,
         stable: Collection[str] = (),
         standing: Mapping[str, torch.Tensor] | None = None,
+        passes: StablePasses | None = None,
     ) -> None:
         self._manifest = manifest
         self._rank = rank
-        self._tensors = tensors
+        self._tensors = self._without_empty_pieces(tensors)
         self._device = device
         self._stable = stable
         self.standing = standing or {}
+        self._unconfirmed = passes
         self._num_taken = 0
         self._has_end = True  # an end that may still be asked for
         self._versions = TensorVersions(rank)
@@ -56,26 +59,49 @@ class GroupCollector:
 
     @classmethod
     def of(cls, source: AdaptedSource, manifest: Manifest, rank: int, device: torch.device) -> Self:
-        """Start a pass over ``source``: without its stable tensors, where it may do without them.
+        """A pass over ``source``: without its stable tensors, where it may do without them.
 
-        Raises `SourceError` when these are others by name than when the source was adapted.
+        Those are then the registered ones, until `confirm`: looking at each of them takes a while,
+        in which workers may read them.
         """
-        if (passes := source.passes) is None:
+        if source.passes is None:
             stable = source.stable.keys()
-            return cls(manifest, rank, iter(source.iter_full()), device, stable)
-        standing = passes.stable_tensors()
-        if standing.keys() != source.stable.keys():
-            name = min(standing.keys() ^ source.stable.keys())
+            return cls(manifest, rank, iter(source.new_pass()), device, stable)
+        if source.fill is not None:
+            source.fill()
+        return cls(manifest, rank, iter(()), device, standing=source.stable, passes=source.passes)
+
+    def confirm(self) -> None:
+        """Ask the source for its standing tensors, and start its pass without them.
+
+        Before anything is collected, and before the last group is published: no worker may have
+        all of a set of which some is no longer the source's. Raises `SourceError` when they are
+        others by name; who publishes them sees whether they are elsewhere.
+        """
+        if self._unconfirmed is None:
+            return
+        passes, known = self._unconfirmed, self.standing
+        found = passes.stable_tensors()
+        if found.keys() != known.keys():
+            name = min(found.keys() ^ known.keys())
             raise SourceError(
-                f"rank {rank}: {name} is {'' if name in standing else 'no longer '}among the "
+                f"rank {self._rank}: {name} is {'' if name in found else 'no longer '}among the "
                 "source's stable tensors: expected the names it had when the trainer was "
                 "initialised, as workers read the registered memory of each; make a new trainer"
             )
-        rest = iter(passes.iter_rest(standing.keys()))
-        return cls(manifest, rank, rest, device, standing=standing)
+        self._start(passes)
+        if found is not known:
+            self._versions.check_standing()
+            self.standing = found
+            self._versions.note_standing(found)
+
+    def _start(self, passes: StablePasses) -> None:
+        self._unconfirmed = None
+        rest = iter(passes.iter_rest(self.standing.keys()))
+        self._tensors = self._without_empty_pieces(rest)
 
     def collect(self, group: int) -> dict[str, torch.Tensor]:
-        """The owned tensors of the next group, detached.
+        """What this rank holds of the next group, detached.
 
         Groups are asked for in manifest order. Raises `SourceError` when the pass ends early or
         yields another name, shape, dtype or kind of tensor than declared, or one that is on another
@@ -85,11 +111,10 @@ class GroupCollector:
         collected, before = {}, self._num_published
         self._num_published = len(self._versions)
         for name in self._manifest.groups[group].names:
-            meta = self._manifest.by_name[name]
             if name in self.standing:
                 collected[name] = self.standing[name].detach()
-            elif self._rank in meta.owners:
-                collected[name] = self._next(meta)
+            elif (held := self._manifest.by_name[name].held_by(self._rank)) is not None:
+                collected[name] = self._next(held)
         self._versions.check(before)
         return collected
 
@@ -119,8 +144,10 @@ class GroupCollector:
 
         No further than the names left and the end, as a pass may never end.
         """
-        owned = (p.name for p in self._manifest.params if self._rank in p.owners)
-        num_left = sum(name not in self.standing for name in owned) - self._num_taken
+        if self._unconfirmed is not None:
+            self._start(self._unconfirmed)
+        held = (p.name for p in self._manifest.params if p.held_by(self._rank) is not None)
+        num_left = sum(name not in self.standing for name in held) - self._num_taken
         for _ in islice(self._tensors, num_left + self._has_end):
             pass
 
@@ -145,13 +172,13 @@ class GroupCollector:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             raise SourceError(
                 f"rank {self._rank}: {name} is a {type(tensor).__name__}: expected a plain, whole "
-                "tensor; call full_tensor() on a DTensor"
+                "tensor; call full_tensor() on a DTensor, or to_local() in iter_local"
             )
         if tensor.device != self._device:
             raise SourceError(
                 f"rank {self._rank}: {name} is on {tensor.device}: expected a tensor on "
                 f"{self._device}, where this rank serves from; yield "
-                f"tensor.to({str(self._device)!r}) from iter_full, or make the RdtTrainer with "
+                f"tensor.to({str(self._device)!r}), or make the RdtTrainer with "
                 f"device={str(tensor.device)!r}"
             )
         if tensor.dtype != _torch_dtype(meta.dtype) or tensor.shape != meta.shape:
@@ -164,3 +191,14 @@ class GroupCollector:
         self._num_taken += 1
         self._versions.note(name, tensor, keep=name in self._stable)
         return tensor.detach() if tensor.requires_grad else tensor
+
+    def _without_empty_pieces(self, tensors: NamedTensors) -> NamedTensors:
+        """The pass without what has no elements here, and so belongs to no group of this rank."""
+        return filter(self._is_of_a_group, tensors)  # a generator would keep the last tensor alive
+
+    def _is_of_a_group(self, item: tuple[str, torch.Tensor]) -> bool:
+        name, tensor = item
+        meta = self._manifest.by_name.get(name)
+        if tensor.numel() or meta is None or not meta.mesh_shape:
+            return True
+        return meta.held_by(self._rank) is not None

@@ -20,15 +20,30 @@ class Control:
     """One thread a client, so that each client's calls follow one another.
 
     Args:
-        clients: by replica; at least one.
+        clients: of replicas 0, 1, ...
     """
 
     def __init__(self, clients: Sequence[Client]) -> None:
-        self._clients = tuple(clients)
-        self._threads = [CallThread(f"rdt-control-{r}") for r in range(len(self._clients))]
+        self._clients: dict[int, Client] = {}
+        self._threads: dict[int, CallThread] = {}
         self._calls: dict[int, Future[None]] = {}  # the last one of each replica
         self._doing: dict[int, str] = {}
         self._given_up: set[Future[None]] = set()  # attaching outlived its deadline
+        for replica, client in enumerate(clients):
+            self.add(replica, client)
+
+    def add(self, replica: int, client: Client) -> None:
+        """Drive one more client: a thread that waits for calls, no call yet."""
+        self._clients[replica] = client
+        self._threads[replica] = CallThread(f"rdt-control-{replica}")
+
+    def remove(self, replica: int, timeout_seconds: float) -> list[str]:
+        """Detach one replica and drive it no more; what went wrong, as `close` says it."""
+        problems = self._detach([replica], timeout_seconds)
+        self._end([replica])
+        for books in (self._clients, self._threads, self._calls, self._doing):
+            books.pop(replica, None)
+        return problems
 
     def init(self, init_infos: Mapping[int, Mapping[str, Any]], timeout_seconds: float) -> None:
         """Attach the replicas that are given, at once; returns when all are.
@@ -41,7 +56,7 @@ class Control:
         for call in done:
             call.result()
         if waiting:
-            self._given_up = waiting
+            self._given_up |= waiting
             raise self.overdue([calls[call] for call in waiting], timeout_seconds)
 
     def init_each(
@@ -53,7 +68,7 @@ class Control:
         """
         calls = self._start_init(init_infos)
         done, waiting = wait(calls, timeout_seconds + LAST_WORDS_SECONDS)
-        self._given_up = waiting
+        self._given_up |= waiting
         errors = {calls[call]: error for call in done if (error := call.exception()) is not None}
         return errors | {calls[c]: self.overdue([calls[c]], timeout_seconds) for c in waiting}
 
@@ -116,22 +131,30 @@ class Control:
         A client whose `init` outlived its deadline is not waited for again. A thread whose call
         outlives the deadline ends with that call, or with the process.
         """
-        hanging = [r for r in self._calls if self._calls[r] in self._given_up and self.is_busy(r)]
-        others = [replica for replica in range(len(self._clients)) if replica not in hanging]
+        problems = self._detach(list(self._clients), timeout_seconds)
+        self._end(self._clients)
+        return problems
+
+    def _detach(self, replicas: Sequence[int], timeout_seconds: float) -> list[str]:
+        busy = filter(self.is_busy, replicas)
+        hanging = [replica for replica in busy if self._calls[replica] in self._given_up]
+        others = [replica for replica in replicas if replica not in hanging]
         self._start({replica: self._clients[replica].shutdown for replica in others})
         self.wait(timeout_seconds, others)
         problems = []
         for replica in others:
-            # What waits behind an earlier call is never made: it could end another job's update.
             call = self._calls[replica]
-            if call.done() and not call.cancelled() and (error := call.exception()) is not None:
+            if call.done() and (error := call.exception()) is not None:
                 problems.append(str(error))
-        problems += [f"{name} is still in a call" for name in self.busy()]
-        for replica, thread in enumerate(self._threads):
+        late = [replica for replica in replicas if self.is_busy(replica)]
+        return problems + [f"{self._name(replica)} is still in a call" for replica in late]
+
+    def _end(self, replicas: Iterable[int]) -> None:
+        for replica in replicas:
             is_busy = self.is_busy(replica)
+            # What waits behind an earlier call is never made: it could end another job's update.
             self._calls[replica].cancel()
-            thread.close(wait=not is_busy)
-        return problems
+            self._threads[replica].close(wait=not is_busy)
 
     def _start_init(self, init_infos: Mapping[int, Mapping[str, Any]]) -> dict[Future[None], int]:
         self._doing.update(dict.fromkeys(init_infos, "init"))

@@ -8,10 +8,11 @@ from typing import Any, Self
 import torch
 
 from rdt_plan import Manifest
-from rdt_trainer.client import Client, declared_workers
+from rdt_trainer.arguments import check_arguments, check_client, checked_wire, listed
+from rdt_trainer.client import Client
 from rdt_trainer.collector import GroupCollector
 from rdt_trainer.devices import served_device
-from rdt_trainer.errors import SettingsError, TrainerStateError
+from rdt_trainer.errors import TrainerStateError
 from rdt_trainer.hosting import Hosting
 from rdt_trainer.job import Job
 from rdt_trainer.numbering import EpochNumbering
@@ -39,9 +40,10 @@ class RdtTrainer:
     Args:
         source: a `rdt_trainer.WeightSource`, or one in the shape of vLLM 0.32's.
         client: rank 0: the inference deployment, or a list of them, whose places are their
-            replica numbers. None on the other ranks.
+            replica numbers; see also `add_replica`. None on the other ranks.
         rank: this process's rank among ``settings.num_producers``.
         settings: what the whole job agrees on; by default one producer, and a replica a client.
+            Its replicas are those that the job starts with.
         rendezvous: the address of one that is hosted elsewhere, on every rank. None: rank 0 hosts
             it, and tells the other ranks over ``torch.distributed``.
         ray: host the rendezvous as a Ray actor: "auto" (in the Ray this process has initialised), a
@@ -56,7 +58,9 @@ class RdtTrainer:
             whole sync takes, as some ranks end before others.
         exchange: see `rdt_trainer.adapt`.
         unconsumed: rank 0: patterns (as a shell's) of names that no worker needs to read.
-        make_wire: makes the wire to serve over, on its own thread; NIXL by default.
+        wire: "nixl", or "ray" (or "ray:" and a tensor transport of Ray's), in a process that is
+            attached to Ray; the workers attach to the same cluster. The same on every rank.
+        make_wire: makes the wire to serve over, on its own thread; by default that of ``wire``.
 
     Raises:
         SettingsError: arguments that contradict each other.
@@ -77,11 +81,12 @@ class RdtTrainer:
         timeout_seconds: float = 120.0,
         exchange: Exchange | None = None,
         unconsumed: Sequence[str] = (),
+        wire: str = "nixl",
         make_wire: Callable[[], Wire] | None = None,
     ) -> None:
-        clients = _listed(client)
+        clients = listed(client)
         self._settings = settings or JobSettings(num_producers=1, num_replicas=len(clients) or 1)
-        _check(rank, clients, self._settings)
+        check_arguments(rank, clients, self._settings)
         self._rank = rank
         self._clients = clients
         self._source = source
@@ -89,7 +94,8 @@ class RdtTrainer:
         self._unconsumed = unconsumed
         self._device = device
         self._timeout_seconds = timeout_seconds
-        self._make_wire = make_wire or (lambda: _nixl_wire(f"producer{rank}"))
+        self._wire = chosen = checked_wire(wire)
+        self._make_wire = make_wire or (lambda: chosen.serving(f"producer{rank}"))
         self._hosting = Hosting(rank, self._settings, rendezvous, ray=ray, job=job, host=host)
         self._adapted: AdaptedSource | None = None
         self._job: Job | None = None
@@ -129,6 +135,7 @@ class RdtTrainer:
                 device=device,
                 stable=self._adapted.stable,
                 unconsumed=self._unconsumed,
+                wire=self._wire,
                 make_wire=self._make_wire,
                 on_event=self._on_event,
                 timeout_seconds=self._timeout_seconds,
@@ -196,17 +203,39 @@ class RdtTrainer:
             TrainerStateError: as `send_weights` does.
         """
         with self._exclusively():
-            if self._job is None or not 0 <= replica < len(self._clients):
+            self._driver(f"replica {replica} cannot be attached", replica).attach(replica)
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """The numbers of the job's replicas, attached or not; on rank 0, after `init`."""
+        return () if self._job is None else self._job.replicas
+
+    def add_replica(self, client: Client) -> int:
+        """Attach one more deployment now; returns its number, which no other has had in this job.
+
+        It takes part in the next `send_weights`. Only on rank 0, between syncs: the other ranks
+        are not asked, and need not know. Raises as `init` and `attach` do; the job then goes on
+        without it.
+        """
+        with self._exclusively():
+            job = self._driver("no replica can be added")
+            check_client(client)
+            return job.add_replica(client)
+
+    def remove_replica(self, replica: int) -> None:
+        """Detach a deployment; it is gone from the next `send_weights`, and from its report.
+
+        Its workers keep the weights that they have; a server that does not answer is logged. Only
+        on rank 0, between syncs. `TrainerStateError`, as of `attach`, also for the only replica.
+        """
+        with self._exclusively():
+            job = self._driver(f"replica {replica} cannot be removed", replica)
+            if len(job.replicas) == 1:
                 raise TrainerStateError(
-                    f"replica {replica} cannot be attached: expected rank 0, after init(), and one "
-                    f"of its {len(self._clients)} replicas"
+                    f"replica {replica} is the only one: expected another one to be left; call "
+                    "add_replica() first, or close()"
                 )
-            if self._lost is not None:
-                raise TrainerStateError(
-                    f"replica {replica} cannot be attached: the rendezvous is gone: {self._lost}; "
-                    "close this trainer, make a new trainer"
-                )
-            self._job.attach(replica)
+            job.remove_replica(replica)
 
     def close(self) -> None:
         """Detach the servers' workers, then end the job. Idempotent; problems are logged."""
@@ -227,13 +256,23 @@ class RdtTrainer:
         self.close()
 
     def _describe(self) -> tuple[AdaptedSource, Manifest]:
-        adapted = adapt(
-            self._source,
-            rank=self._rank,
-            num_producers=self._settings.num_producers,
-            exchange=self._exchange,
-        )
+        ranks = {"rank": self._rank, "num_producers": self._settings.num_producers}
+        adapted = adapt(self._source, **ranks, exchange=self._exchange)
         return adapted, Manifest.build(adapted.params)
+
+    def _driver(self, what: str, replica: int | None = None) -> Job:
+        """The job of rank 0, whose rendezvous is there; with that replica, if one is given."""
+        job, found = self._job, self.replicas
+        if self._rank > 0 or job is None or not (replica is None or replica in found):
+            raise TrainerStateError(
+                f"{what}: expected rank 0, after init(), and one of its replicas {list(found)}"
+            )
+        if self._lost is not None:
+            raise TrainerStateError(
+                f"{what}: the rendezvous is gone: {self._lost}; close this trainer, make a new "
+                "trainer"
+            )
+        return job
 
     @contextmanager
     def _exclusively(self, *, closing: bool = False) -> Generator[None]:
@@ -252,36 +291,3 @@ class RdtTrainer:
             self._lost = event.reason
         if (sync := self._sync) is not None:
             sync.on_event(event)
-
-
-def _listed(client: Client | Sequence[Client] | None) -> list[Client]:
-    if client is None:
-        return []
-    return list(client) if isinstance(client, Sequence) else [client]
-
-
-def _check(rank: int, clients: Sequence[Client], settings: JobSettings) -> None:
-    if not 0 <= rank < settings.num_producers:
-        raise SettingsError(
-            f"rank {rank} is not among the {settings.num_producers} producers: expected 0 to "
-            f"{settings.num_producers - 1}; set JobSettings.num_producers to the number of ranks"
-        )
-    if rank > 0 and clients:
-        raise SettingsError(f"rank {rank} was given a client: expected one on rank 0 only")
-    if rank == 0 and len(clients) != settings.num_replicas:
-        raise SettingsError(
-            f"rank 0 was given {len(clients)} clients for {settings.num_replicas} replicas: "
-            "expected one client a replica"
-        )
-    for client in clients:
-        if (num_workers := declared_workers(client)) < 0:
-            raise SettingsError(
-                f"{client.name}: num_workers is {num_workers}: expected the deployment's workers, "
-                "or 0 to let them tell"
-            )
-
-
-def _nixl_wire(role: str) -> Wire:
-    from rdt_transport.wire.nixl import NixlWire
-
-    return NixlWire(role)

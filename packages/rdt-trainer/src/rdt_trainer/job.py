@@ -16,8 +16,15 @@ from rdt_trainer.unconsumed import check_consumed
 from rdt_transport.errors import DisagreementError
 from rdt_transport.producer import Producer
 from rdt_transport.progress import ProgressThread
-from rdt_transport.rendezvous import JobSettings, RendezvousClient, RendezvousEvent
+from rdt_transport.rendezvous import (
+    ConsumerDropped,
+    ConsumerLeft,
+    JobSettings,
+    RendezvousClient,
+    RendezvousEvent,
+)
 from rdt_transport.wire.base import Wire
+from rdt_transport.wire.choice import WireChoice
 
 __all__ = ["Job"]
 
@@ -36,11 +43,12 @@ class Job:
         rank: this trainer rank.
         manifest: what its source declared.
         settings: the job's.
-        clients: by replica; empty on ranks other than 0.
+        clients: of the replicas that the job starts with; empty on ranks other than 0.
         device: where the serve slots and the source's tensors live.
         stable: of these, those that stay where they are, by name.
         unconsumed: patterns of names that no worker needs to read.
-        make_wire: makes the wire, on the thread that owns it.
+        wire: which one the workers are to use.
+        make_wire: makes ours, on the thread that owns it.
         on_event: called with each push of the rendezvous, before the producer sees it.
         timeout_seconds: of each single wait.
 
@@ -60,24 +68,31 @@ class Job:
         device: torch.device,
         stable: Mapping[str, torch.Tensor],
         unconsumed: Sequence[str],
+        wire: WireChoice,
         make_wire: Callable[[], Wire],
         on_event: Callable[[RendezvousEvent], None],
         timeout_seconds: float,
     ) -> None:
         self.manifest = manifest
-        self.num_bytes = sum(p.num_bytes for p in manifest.params if rank in p.owners)
+        held = (param.held_by(rank) for param in manifest.params)
+        self.num_bytes = sum(each.num_bytes for each in held if each is not None)
         self.device = device
         self.control: Control | None = None
         self._hosting = hosting
         self._rank = rank
         self._settings = settings
-        self._clients = clients
+        self._clients = dict(enumerate(clients))  # by replica; numbers are given once
+        self._next_replica = len(clients)
+        self._wire = wire
         self._timeout_seconds = timeout_seconds
         self._num_workers: dict[int, int] = {}  # of each replica, when it was attached last
         self._closers: list[Callable[[], list[str] | None]] = []
+        self._may_lack_workers = True  # as far as we were told
         late: list[Producer] = []
 
         def dispatch(event: RendezvousEvent) -> None:
+            if isinstance(event, ConsumerDropped | ConsumerLeft):
+                self._may_lack_workers = True
             on_event(event)
             for producer in late:
                 producer.on_event(event)
@@ -105,11 +120,44 @@ class Job:
             if clients:
                 self.control = control = Control(clients)
                 self._closers.append(lambda: control.close(DETACH_TIMEOUT_SECONDS))
-                self._attach(control, range(len(clients)))
+                self.rendezvous.set_replicas(self._clients)
+                self._attach(control, self.replicas)
                 self._check_consumed(unconsumed)
         except BaseException:
             self.close()
             raise
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """The numbers of the job's replicas, attached or not, on rank 0; empty on others."""
+        return tuple(self._clients)
+
+    def add_replica(self, client: Client) -> int:
+        """Attach one more replica; it takes part from the next epoch on. Returns its number.
+
+        Raises as `attach` does; the job is then as it was, and the client detached.
+        """
+        assert self.control is not None, "who adds replicas drives them"
+        replica = self._next_replica
+        self._next_replica += 1
+        self._clients[replica] = client
+        self.control.add(replica, client)
+        try:
+            self.rendezvous.set_replicas(self.replicas)
+            self._attach(self.control, [replica])
+        except BaseException:
+            self.remove_replica(replica)
+            raise
+        return replica
+
+    def remove_replica(self, replica: int) -> None:
+        """Detach one replica; none of the epochs to come is its. What its server does is logged."""
+        assert self.control is not None, "who removes replicas drives them"
+        for problem in self.control.remove(replica, DETACH_TIMEOUT_SECONDS):
+            _logger.warning("while replica %d is removed: %s", replica, problem)
+        del self._clients[replica]
+        self._num_workers.pop(replica, None)
+        self.rendezvous.set_replicas(self.replicas)
 
     def attach(self, replica: int) -> None:
         """Attach one replica again.
@@ -132,7 +180,7 @@ class Job:
         if (control := self.control) is None:
             return
         missing = self._missing()
-        present = [each for each in range(len(self._clients)) if each not in missing]
+        present = [each for each in self.replicas if each not in missing]
         control.wait(self._timeout_seconds, present or missing)
         if present and missing:
             control.wait(LAST_WORDS_SECONDS, missing)
@@ -171,6 +219,7 @@ class Job:
                 )
 
     def _attach(self, control: Control, replicas: Sequence[int]) -> None:
+        self._may_lack_workers = True
         control.init({each: self._init_info(each) for each in replicas}, self._timeout_seconds)
         for error in self._check_attached(replicas).values():
             raise error
@@ -186,9 +235,10 @@ class Job:
         return {
             **self._hosting.address.init_info(),
             "replica": replica,
-            "num_replicas": self._settings.num_replicas,
+            "num_replicas": self._next_replica,
             "num_workers": declared_workers(self._clients[replica]),
             "timeout_seconds": self._timeout_seconds,
+            **self._wire.init_info(),
         }
 
     def _check_attached(self, replicas: Iterable[int]) -> dict[int, BaseException]:
@@ -214,9 +264,14 @@ class Job:
         return errors
 
     def _missing(self) -> list[int]:
-        """The replicas that lack a worker now."""
+        """The replicas that lack a worker now; asked for only after news of a worker that went."""
+        if not self._may_lack_workers:
+            return []
+        self._may_lack_workers = False
         present = Counter(each.replica for each in self.rendezvous.consumers(self._timeout_seconds))
-        return [r for r in range(len(self._clients)) if present[r] < self._num_workers.get(r, 1)]
+        missing = [r for r in self.replicas if present[r] < self._num_workers.get(r, 1)]
+        self._may_lack_workers = self._may_lack_workers or bool(missing)
+        return missing
 
     def _drop(self, replicas: Sequence[int], reason: str) -> None:
         for each in self.rendezvous.iter_subscriptions(self._timeout_seconds):

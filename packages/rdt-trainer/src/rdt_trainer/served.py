@@ -8,7 +8,7 @@ import torch
 from rdt_trainer.errors import SourceError
 from rdt_trainer.named_views import Region
 
-__all__ = ["Served", "Whole", "is_member", "mesh_ranks"]
+__all__ = ["Served", "Whole", "is_member"]
 
 Whole = tuple[str, torch.dtype, str | None]
 
@@ -66,12 +66,6 @@ class Served:
                 f"{self.tensor_name} is {found}: expected the {list(self.tensor_shape)} it was "
                 "when the trainer was initialised; build a new source and trainer"
             )
-
-
-def mesh_ranks(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """The ranks a DTensor is spread over; None for a plain tensor, which every rank has."""
-    mesh: Any = getattr(tensor, "device_mesh", None)
-    return None if mesh is None else tuple(sorted(mesh.mesh.flatten().tolist()))
 
 
 def is_member(tensor: torch.Tensor) -> bool:

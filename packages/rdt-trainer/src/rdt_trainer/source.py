@@ -11,9 +11,11 @@ from typing import Any, Protocol
 
 import torch
 
+from rdt_plan import AxisPlacement
 from rdt_plan.manifest import ParamMeta
 from rdt_trainer.errors import SourceError
-from rdt_trainer.ranks import gather_from_ranks, group_size
+from rdt_trainer.held_names import Exchange, held_owners
+from rdt_trainer.placements import axis_placements
 
 __all__ = [
     "AdaptedSource",
@@ -26,7 +28,6 @@ __all__ = [
 ]
 
 NamedTensors = Iterator[tuple[str, torch.Tensor]]
-Exchange = Callable[[list[str]], Sequence[Collection[str]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +36,21 @@ class SourceMeta:
 
     Attributes:
         name: its checkpoint name.
-        dtype: what `WeightSource.iter_full` yields it as.
+        dtype: what the source yields it as.
         shape: its full shape.
-        owners: trainer ranks that yield it; None means every rank.
+        owners: trainer ranks that yield it; None means every rank. In row-major order of their
+            mesh, if they form one.
+        mesh_shape: of a `LocalWeightSource`: the mesh that cuts it; ``()`` where every owner has
+            it whole.
+        placements: what each axis of the mesh does to it.
     """
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     owners: tuple[int, ...] | None = None
+    mesh_shape: tuple[int, ...] = ()
+    placements: tuple[AxisPlacement, ...] = ()
 
 
 class WeightSource(Protocol):
@@ -53,8 +60,8 @@ class WeightSource(Protocol):
     that keeps gather groups together (`rdt_plan.groups.group_ordered`); each entry has ``name``,
     ``dtype`` (a torch dtype or its name), ``shape`` and optionally ``owners``.
 
-    vLLM's sources implement ``iter_full``, ``iter_local`` or both; here ``iter_full`` is required,
-    see `LocalWeightSource`. What a source may have beside it is `StableTensors`.
+    vLLM's sources implement ``iter_full``, ``iter_local`` (see `LocalWeightSource`) or both; of
+    both, ``iter_full`` is what is served. What a source may have beside it is `StableTensors`.
     """
 
     @property
@@ -74,11 +81,11 @@ class StableTensors(Protocol):
     """A source, some tensors of which stay where they are: workers may read them without a copy."""
 
     def stable_tensors(self) -> Mapping[str, torch.Tensor]:
-        """By checkpoint name, what `WeightSource.iter_full` yields in every pass.
+        """By checkpoint name, what every pass yields.
 
-        Of names that this rank owns: contiguous, on one device, and with one address, shape, dtype
-        and strides for as long as the source is served. Only contents change, and never during
-        `RdtTrainer.send_weights`. Asked once, when the trainer is initialised.
+        Of names of which this rank holds something: contiguous, on one device, and with one
+        address, shape, dtype and strides for as long as the source is served. Only contents change,
+        and never during `RdtTrainer.send_weights`. Asked once, when the trainer is initialised.
         """
         ...
 
@@ -86,7 +93,9 @@ class StableTensors(Protocol):
 class StablePasses(StableTensors, Protocol):
     """A source whose stable tensors are in no pass: a sync takes no step for each of them.
 
-    A class that overrides ``iter_full`` and inherits `iter_rest` counts as a `StableTensors`.
+    A class that overrides ``iter_full``, or ``iter_local`` of a `LocalWeightSource`, and inherits
+    `iter_rest` counts as a `StableTensors`. One whose stable tensors are copies may also have
+    ``fill_stable_tensors()``, which is called as every sync begins, before they are read.
     """
 
     def stable_tensors(self) -> Mapping[str, torch.Tensor]:
@@ -98,22 +107,26 @@ class StablePasses(StableTensors, Protocol):
         ...
 
     def iter_rest(self, stable: Collection[str]) -> NamedTensors:
-        """As `WeightSource.iter_full`, without the names of what `stable_tensors` just returned."""
+        """A pass, without the names of what `stable_tensors` just returned."""
         ...
 
 
 class LocalWeightSource(Protocol):
-    """A source that yields each rank's pieces of sharded parameters: not served yet.
+    """A trainer's weights in pieces: each rank yields what it holds, and nothing is gathered.
 
-    `adapt` and `RdtTrainer.init` refuse one that has no ``iter_full`` beside ``iter_local``; where
-    it has both, ``iter_full`` is what is served.
+    Entries of ``metadata`` also have ``mesh_shape`` and ``placements`` where owners hold pieces:
+    one placement an axis of their mesh, as `AxisPlacement`, or as ``Replicate`` and ``Shard`` of
+    torch or vLLM. Pieces are cut as ``torch.chunk`` cuts, along outer axes of the mesh first.
     """
 
     @property
     def metadata(self) -> Sequence[Any]: ...
 
     def iter_local(self) -> NamedTensors:
-        """A fresh pass: this rank's piece of each parameter it owns, in metadata order."""
+        """A fresh pass: this rank's piece of each parameter it owns, in metadata order.
+
+        Empty pieces may be left out. Other than that as `WeightSource.iter_full`.
+        """
         ...
 
 
@@ -123,21 +136,23 @@ class AdaptedSource:
 
     Attributes:
         params: the whole model in source order, owners explicit.
-        iter_full: starts a pass over what this rank owns.
+        new_pass: starts a pass over what this rank holds.
         stable: the tensors that stay where they are, by name.
         passes: the source itself, if its passes may do without these.
+        fill: brings the contents of these up to date, if that takes anything.
     """
 
     params: tuple[ParamMeta, ...]
-    iter_full: Callable[[], NamedTensors]
+    new_pass: Callable[[], NamedTensors]
     stable: Mapping[str, torch.Tensor]
     passes: StablePasses | None = None
+    fill: Callable[[], None] | None = None
 
 
 def adapt(
     source: Any, *, rank: int = 0, num_producers: int = 1, exchange: Exchange | None = None
 ) -> AdaptedSource:
-    """Take a `WeightSource`, or a source in the shape of vLLM 0.32's.
+    """Take a `WeightSource`, a `LocalWeightSource`, or a source in the shape of vLLM 0.32's.
 
     The older shape has ``metadata()``, ``__iter__`` (None for a name this rank does not hold) and
     ``held_names()``, which speaks of this rank alone: what the others hold is learnt by
@@ -149,31 +164,33 @@ def adapt(
         RankFailedError: another rank's did not get as far as the default exchange.
     """
     declared = cache(lambda: _declared(source, rank))
-    if _implements_iter_full(source):
-        params = tuple(_param(meta, num_producers) for meta in declared())
-        stable = _stable(source, params, rank)
-        passes = source if stable and _has_own_rest(source) else None
-        return AdaptedSource(params, source.iter_full, stable, passes)
+    for method in ("iter_full", "iter_local"):
+        if _implements(source, method):
+            is_local = method == "iter_local"
+            params = tuple(_param(meta, num_producers, is_local=is_local) for meta in declared())
+            stable = _stable(source, params, rank)
+            passes = source if stable and _has_own_rest(source, method) else None
+            fill = getattr(passes, "fill_stable_tensors", None)
+            return AdaptedSource(params, getattr(source, method), stable, passes, fill)
     if hasattr(source, "__iter__"):
-        owners = _held_owners(source, declared, rank, num_producers, exchange)
+        owners = held_owners(source, declared, rank, num_producers, exchange)
         params = tuple(_param(meta, num_producers, owners) for meta in declared())
         return AdaptedSource(params, lambda: _held_only(source), _stable(source, params, rank))
     declared()  # what has not even that is told so first
-    only_local = " (it yields local pieces only, which are not served yet)"
     raise SourceError(
-        f"rank {rank}: {type(source).__name__} does not implement iter_full"
-        f"{only_local if hasattr(source, 'iter_local') else ''}: expected an iterator of whole "
-        "(name, tensor) pairs; gather sharded parameters in iter_full, as ModuleSource does"
+        f"rank {rank}: {type(source).__name__} implements neither iter_full nor iter_local: "
+        "expected an iterator of (name, tensor) pairs, whole tensors or this rank's pieces; wrap "
+        "a torch module in ModuleSource or ShardedModuleSource"
     )
 
 
 def _stable(source: Any, params: Iterable[ParamMeta], rank: int) -> Mapping[str, torch.Tensor]:
     declared = getattr(source, "stable_tensors", None)
     tensors = declared() if callable(declared) else {}
-    owned = {param.name for param in params if rank in param.owners}
-    if unknown := tensors.keys() - owned:
+    held = {param.name for param in params if param.held_by(rank) is not None}
+    if unknown := tensors.keys() - held:
         raise SourceError(
-            f"rank {rank}: stable_tensors() has {min(unknown)}, which this rank does not own: "
+            f"rank {rank}: stable_tensors() has {min(unknown)}, of which this rank holds nothing: "
             "expected names of metadata with this rank among their owners; leave it out"
         )
     for name, tensor in tensors.items():
@@ -199,15 +216,15 @@ def _declared(source: Any, rank: int) -> Sequence[Any]:
     return metas
 
 
-def _implements_iter_full(source: Any) -> bool:
-    if not callable(getattr(source, "iter_full", None)):
+def _implements(source: Any, method: str) -> bool:
+    if not callable(getattr(source, method, None)):
         return False
-    implements = getattr(source, "implements_iter_full", None)
+    implements = getattr(source, f"implements_{method}", None)
     return bool(implements()) if callable(implements) else True
 
 
-def _has_own_rest(source: Any) -> bool:
-    """Whether ``iter_rest`` was written for this ``iter_full``.
+def _has_own_rest(source: Any, method: str) -> bool:
+    """Whether ``iter_rest`` was written for this ``iter_full`` or ``iter_local``.
 
     Not where a class below overrides only that: its passes would be left out without a word.
     """
@@ -215,7 +232,7 @@ def _has_own_rest(source: Any) -> bool:
         defined = getattr(each, "__dict__", {})
         if "iter_rest" in defined:
             return callable(defined["iter_rest"])
-        if "iter_full" in defined:
+        if method in defined:
             return False
     return False
 
@@ -224,55 +241,14 @@ def _held_only(source: Iterable[tuple[str, torch.Tensor | None]]) -> NamedTensor
     return ((name, tensor) for name, tensor in source if tensor is not None)
 
 
-def _held_owners(
-    source: Any,
-    declared: Callable[[], Sequence[Any]],
-    rank: int,
-    num_producers: int,
-    exchange: Exchange | None,
-) -> dict[str, tuple[int, ...]] | None:
-    held_names = getattr(source, "held_names", None)
-    if num_producers == 1 or not callable(held_names):
-        return None
-
-    def mine() -> list[str]:
-        metas, held = declared(), held_names()
-        return [meta.name for meta in metas] if held is None else sorted(held)
-
-    if exchange is not None:
-        everyone = exchange(mine())
-    else:
-        _check_exchange(rank, num_producers)
-        everyone = gather_from_ranks(mine)
-    if len(everyone) != num_producers:
-        raise SourceError(
-            f"rank {rank}: the exchange of held names returned {len(everyone)} ranks: expected "
-            f"{num_producers}, one entry for each producer"
-        )
-    by_rank = [frozenset(names) for names in everyone]
-    return {
-        meta.name: tuple(owner for owner, names in enumerate(by_rank) if meta.name in names)
-        for meta in declared()
-    }
-
-
-def _check_exchange(rank: int, num_producers: int) -> None:
-    world_size = group_size()
-    if world_size == num_producers:
-        return
-    found = "torch.distributed is not initialised"
-    if world_size is not None:
-        found = f"torch.distributed spans {world_size} ranks, not the {num_producers} producers"
-    raise SourceError(
-        f"rank {rank}: held_names() tells what this rank holds, but not what the others hold, and "
-        f"{found}: pass exchange=, or declare owners in metadata"
-    )
-
-
 def _param(
-    meta: Any, num_producers: int, held: dict[str, tuple[int, ...]] | None = None
+    meta: Any,
+    num_producers: int,
+    held: dict[str, tuple[int, ...]] | None = None,
+    *,
+    is_local: bool = False,
 ) -> ParamMeta:
-    """Convert one entry; a pass yields whole tensors, so any mesh an owner set forms is dropped."""
+    """Convert one entry; where passes yield whole tensors, a mesh of their owners is dropped."""
     owners = held[meta.name] if held is not None else getattr(meta, "owners", None)
     if owners is None:
         owners = range(num_producers)
@@ -281,12 +257,17 @@ def _param(
             f"{meta.name}: no producer holds it: expected at least one owner of {num_producers}; "
             "declare its owners in metadata, list it in held_names() of a rank, or leave it out"
         )
-    found = tuple(sorted(owners))
-    if found[0] < 0 or found[-1] >= num_producers:
+    if min(owners) < 0 or max(owners) >= num_producers:
         raise SourceError(
-            f"{meta.name}: owners {found} are not all among the {num_producers} producers: "
+            f"{meta.name}: owners {tuple(owners)} are not all among the {num_producers} producers: "
             f"expected ranks 0 to {num_producers - 1}; set JobSettings.num_producers to the "
             "number of ranks"
         )
     dtype = str(meta.dtype).removeprefix("torch.")
-    return ParamMeta(meta.name, dtype, tuple(int(extent) for extent in meta.shape), found)
+    shape = tuple(int(extent) for extent in meta.shape)
+    found = getattr(meta, "placements", None) if is_local else None
+    placements = axis_placements(meta.name, found or (), len(shape))
+    if all(text == "replicate" for text in placements):
+        return ParamMeta(meta.name, dtype, shape, tuple(sorted(owners)))
+    mesh_shape = tuple(getattr(meta, "mesh_shape", None) or (len(owners),))
+    return ParamMeta(meta.name, dtype, shape, tuple(owners), mesh_shape, placements)

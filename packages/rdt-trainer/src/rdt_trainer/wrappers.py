@@ -1,12 +1,13 @@
 """What torch wraps around modules, taken off their names."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-__all__ = ["name_stripper", "unwrapped", "wrapped_child"]
+__all__ = ["name_stripper", "reshard", "sharded_modules", "unwrapped", "wrapped_child"]
 
 # Of torch.compile, FSDP1 and activation checkpointing: no module of a user has such a name.
 WRAPPER_SEGMENTS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -47,3 +48,21 @@ def name_stripper(module: nn.Module) -> Callable[[str], str]:
         )
 
     return strip
+
+
+def sharded_modules(module: nn.Module) -> list[Any]:
+    """``module`` and those within it that ``fully_shard`` was called with."""
+    # Takes seconds to import, and whoever has such a module has waited for it.
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    kind = getattr(fsdp, "FSDPModule", ())
+    return [inner for inner in module.modules() if isinstance(inner, kind)]
+
+
+def reshard(modules: Iterable[Any]) -> None:
+    """Have each of `sharded_modules` own its shards.
+
+    A forward pass without a backward one leaves the outermost gathered: its parameters are then
+    other tensors, of memory that is freed at any time. The next pass gathers it again.
+    """
+    for each in modules:
+        each.reshard()

@@ -183,7 +183,7 @@ class TorchEngineClient:
             direct=self._rule(worker, manifest, job.producers) if self._direct else None,
         )
         sink = Sink(
-            {("", name): tensor for name, tensor in self.workers[worker].items()},
+            {_place_of(name): tensor for name, tensor in self.workers[worker].items()},
             before=lambda chunk: self._scatter(worker, chunk),
             events=events_of(self._device),
         )
@@ -200,7 +200,7 @@ class TorchEngineClient:
             plan=plan,
             num_workers=self._num_workers,
             device=self._device,
-            destinations=lambda _, name: self.workers[worker][name],
+            destinations=lambda *place: self.workers[worker][".".join(filter(None, place))],
             on_chunk=lambda chunk, packed: sink.put(late[0], chunk, packed),
         )
         late.append(consumer)
@@ -211,7 +211,7 @@ class TorchEngineClient:
     def _rule(
         self, worker: int, manifest: Manifest, producers: Sequence[ProducerRecord]
     ) -> DirectRule:
-        return DirectRule.of(manifest, producers, [("", name) for name in self.workers[worker]])
+        return DirectRule.of(manifest, producers, map(_place_of, self.workers[worker]))
 
     def _place(self, worker: int, param: ParamMeta) -> Placement:
         whole = torch.empty(param.shape, dtype=torch_dtype(param.dtype))
@@ -220,7 +220,7 @@ class TorchEngineClient:
         shape = tuple(part.shape)
         stride = contiguous_stride(shape)
         source = canonical(param.name, param.dtype, int(part.storage_offset()), shape, stride)
-        return Placement(source, "", param.name, 0, shape, stride, param.dtype, stride)
+        return Placement(source, *_place_of(param.name), 0, shape, stride, param.dtype, stride)
 
     def _scatter(self, worker: int, chunk: Chunk) -> None:
         if self._before_scatter is not None:
@@ -251,3 +251,9 @@ class TorchEngineClient:
                 )
             raise
         consumer.commit(self._timeout_seconds)
+
+
+def _place_of(name: str) -> tuple[str, str]:
+    """Module and attribute of a tensor."""
+    module, _, attribute = name.rpartition(".")
+    return module, attribute

@@ -1,0 +1,53 @@
+"""What an `RdtTrainer` is given: checked before anything is opened."""
+
+from collections.abc import Sequence
+
+from rdt_trainer.client import Client, declared_workers
+from rdt_trainer.errors import SettingsError
+from rdt_transport.errors import WireError
+from rdt_transport.rendezvous import JobSettings
+from rdt_transport.wire.choice import WireChoice
+
+__all__ = ["check_arguments", "check_client", "checked_wire", "listed"]
+
+
+def listed(client: Client | Sequence[Client] | None) -> list[Client]:
+    """The clients of replicas 0, 1, ..."""
+    if client is None:
+        return []
+    return list(client) if isinstance(client, Sequence) else [client]
+
+
+def check_arguments(rank: int, clients: Sequence[Client], settings: JobSettings) -> None:
+    """Raises `SettingsError` where they contradict each other."""
+    if not 0 <= rank < settings.num_producers:
+        raise SettingsError(
+            f"rank {rank} is not among the {settings.num_producers} producers: expected 0 to "
+            f"{settings.num_producers - 1}; set JobSettings.num_producers to the number of ranks"
+        )
+    if rank > 0 and clients:
+        raise SettingsError(f"rank {rank} was given a client: expected one on rank 0 only")
+    if rank == 0 and len(clients) != settings.num_replicas:
+        raise SettingsError(
+            f"rank 0 was given {len(clients)} clients for {settings.num_replicas} replicas: "
+            "expected one client a replica"
+        )
+    for client in clients:
+        check_client(client)
+
+
+def check_client(client: Client) -> None:
+    """Raises `SettingsError` for a number of workers that none has."""
+    if (num_workers := declared_workers(client)) < 0:
+        raise SettingsError(
+            f"{client.name}: num_workers is {num_workers}: expected the deployment's workers, "
+            "or 0 to let them tell"
+        )
+
+
+def checked_wire(name: str) -> WireChoice:
+    """Raises `SettingsError` for a name that is no wire's."""
+    try:
+        return WireChoice.parse(name)
+    except WireError as error:
+        raise SettingsError(f"the argument wire=: {error}") from error

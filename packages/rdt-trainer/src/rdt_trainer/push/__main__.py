@@ -1,0 +1,10 @@
+"""``python -m rdt_trainer.push`` is `rdt-push`."""
+
+import sys
+
+from rdt_trainer.push.command import main
+
+__all__ = []
+
+if __name__ == "__main__":
+    sys.exit(main())

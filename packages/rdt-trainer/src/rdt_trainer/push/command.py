@@ -1,0 +1,171 @@
+"""`rdt-push`: push a safetensors checkpoint into running vLLM servers."""
+
+import json
+import logging
+import socket
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import httpx
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from rdt_plan.errors import RdtPlanError
+from rdt_trainer.errors import RdtTrainerError, SettingsError, SourceError
+from rdt_trainer.http_client import HttpClient
+from rdt_trainer.push.display import StageProgress, show_outcome
+from rdt_trainer.push.pushing import PushOptions, push
+from rdt_transport.errors import RdtTransportError
+
+__all__ = ["EXIT_STATUS", "app", "main"]
+
+EXIT_STATUS = {
+    0: "every server has the new weights (with --dry-run: would get them)",
+    1: "some server failed; the others have them",
+    2: "bad input: options, or a checkpoint that is not whole or not this model's",
+    3: "no server has them",
+    130: "interrupted",
+}
+
+_HELP = """Push a safetensors checkpoint into running vLLM servers.
+
+Each server pauses, every worker pulls the slices it uses out of the checkpoint's files, the \
+prefix cache is cleared, and the server serves on: no completion mixes old and new weights. The \
+servers run with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config '{"backend": "rdt"}'."""
+
+_EPILOG = "Exit status: " + "; ".join(f"{code} {text}" for code, text in EXIT_STATUS.items()) + "."
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+class PauseModes(StrEnum):
+    """Of requests in flight; vLLM's third, to keep them, would mix weights in their completions."""
+
+    WAIT = "wait"
+    ABORT = "abort"
+
+
+@app.command(help=_HELP, epilog=_EPILOG)
+def _command(
+    checkpoint: Annotated[
+        Path, typer.Argument(help="folder, index or file, of safetensors", show_default=False)
+    ],
+    url: Annotated[
+        list[str], typer.Option(help="a server, as http://host:8000; repeat it", show_default=False)
+    ],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print who would read what; push nothing, pause none")
+    ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="have every worker compare what it got, slice by slice"),
+    ] = False,
+    pause_mode: Annotated[
+        PauseModes, typer.Option(help="let requests in flight end, or abort them")
+    ] = PauseModes.WAIT,
+    weight_version: Annotated[
+        str | None, typer.Option(help="what servers report; else the checkpoint's own name")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="VLLM_API_KEY", help="the servers'", show_envvar=True)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+    host: Annotated[
+        str | None, typer.Option(help="this machine's address for workers; else found out")
+    ] = None,
+    num_workers: Annotated[
+        int, typer.Option(min=0, help="workers of each server; 0: they tell")
+    ] = 0,
+    unconsumed: Annotated[
+        list[str] | None, typer.Option(help="pattern of tensors that need no reader; repeat it")
+    ] = None,
+    staged: Annotated[
+        bool, typer.Option("--staged", help="read through slots, not from the mapped files")
+    ] = False,
+    device: Annotated[
+        str, typer.Option(help="cpu: read the mapped files; cuda: copies on this machine's GPU")
+    ] = "cpu",
+    timeout: Annotated[
+        float, typer.Option(min=1.0, help="seconds of every wait; half of it to be paused")
+    ] = 600.0,
+) -> None:
+    errors = Console(stderr=True)
+    logging.basicConfig(
+        format="%(message)s",
+        level=logging.WARNING,
+        handlers=[RichHandler(console=errors, show_path=False)],
+    )
+    urls = list(dict.fromkeys(each.rstrip("/") for each in url))
+    progress = StageProgress(errors)
+    try:
+        options = PushOptions(
+            weight_version=weight_version or checkpoint.absolute().name,
+            pause_mode=pause_mode.value,
+            dry_run=dry_run,
+            verify=verify,
+            host=host or _address_towards(urls),
+            staged=staged,
+            device=device,
+            unconsumed=unconsumed or (),
+            timeout_seconds=timeout,
+        )
+        with ExitStack() as stack:
+            clients = [
+                HttpClient(each, api_key=api_key, num_workers=num_workers, timeout_seconds=timeout)
+                for each in urls
+            ]
+            for client in clients:
+                stack.callback(client.close)
+            with nullcontext() if as_json else progress:
+                on_progress = (lambda *_: None) if as_json else progress.begin
+                outcome = push(checkpoint, clients, options, on_progress)
+    except KeyboardInterrupt:
+        errors.print("rdt-push: interrupted; servers that had begun to pull are paused: push again")
+        raise typer.Exit(130) from None
+    except (RdtTrainerError, RdtPlanError, RdtTransportError) as error:
+        errors.print(f"rdt-push: {error}", style="red", markup=False, soft_wrap=True)
+        for note in getattr(error, "__notes__", ()):
+            errors.print(note, markup=False, soft_wrap=True)
+        status = 2 if isinstance(error, (SettingsError, SourceError, RdtPlanError)) else 3
+        if as_json:
+            print(json.dumps({"error": str(error), "exit_status": status}))
+        raise typer.Exit(status) from error
+    if as_json:
+        print(json.dumps(outcome.to_json()))
+    else:
+        show_outcome(Console(), outcome)
+    raise typer.Exit(outcome.exit_status)
+
+
+def _address_towards(urls: Sequence[str]) -> str:
+    """This machine's address on the way to the servers; a loopback one only if all are here.
+
+    Raises `SettingsError` for a URL without a host that can be found.
+    """
+    found = []
+    for url in urls:
+        try:
+            parsed = httpx.URL(url)
+            if parsed.scheme not in ("http", "https") or not parsed.host:
+                raise SettingsError(f"--url {url}: expected http://host:port")
+            port = parsed.port or (443 if parsed.scheme == "https" else 80)
+            family, _, _, _, where = socket.getaddrinfo(parsed.host, port)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:  # nothing is sent
+                probe.connect(where)
+                found.append(probe.getsockname()[0])
+        except (httpx.InvalidURL, OSError) as error:
+            raise SettingsError(f"--url {url}: {error}; expected http://host:port") from error
+    return next((each for each in found if not each.startswith(("127.", "::1"))), found[0])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit status, see `EXIT_STATUS`."""
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="rdt-push")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 1
+    return 0
