@@ -12,7 +12,6 @@ from rdt_transport.errors import RdtTransportError
 from rdt_transport.events import events_of
 from rdt_transport.intervals import Intervals
 from rdt_transport.rendezvous import RendezvousAddress
-from rdt_transport.wire.nixl import NixlWire
 from rdt_vllm import _vllm
 from rdt_vllm.errors import LifecycleError, RdtVllmError, WorkerTornError
 from rdt_vllm.infos import RdtInitInfo, RdtUpdateInfo
@@ -98,7 +97,7 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
         name = f"rdt-{consumer}"
         link = JobLink(
             address,
-            lambda: NixlWire(name, num_threads=init_info.num_read_threads(self.device.type)),
+            lambda: init_info.make_wire(name, self.device.type),
             name=name,
             device=self.device,
             timeout_seconds=init_info.timeout_seconds,
@@ -200,8 +199,8 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
                 raise LifecycleError(
                     f"epoch {self._epoch} is being pulled: one update_weights per update"
                 )
-            installer.begin(link.consumer)
-            link.start(update_info.session, update_info.epoch)
+            installer.begin(link.consumer, update_info.checksums)
+            link.start(update_info.session, update_info.epoch, update_info.record)
             if link.consumer.plan.direct_bytes:  # some reads land in the model itself
                 installer.touched = True
             self._epoch = update_info.epoch

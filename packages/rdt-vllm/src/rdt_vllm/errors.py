@@ -9,6 +9,7 @@ __all__ = [
     "RdtVllmError",
     "ThreadTimeoutError",
     "UnsupportedError",
+    "VerificationError",
     "VllmVersionError",
     "WorkerTornError",
 ]
@@ -48,6 +49,10 @@ class ProbeError(RdtVllmError):
 
 class ThreadTimeoutError(RdtVllmError, TimeoutError):
     """A background thread did not get through its work in time; says which and what is left."""
+
+
+class VerificationError(RdtVllmError):
+    """What this worker got is not what was sent, by its checksums; names the slices."""
 
 
 class WorkerTornError(RdtVllmError):

@@ -25,7 +25,7 @@ def worker_identity(
         world_size: tensor times pipeline parallel size.
         rank: position in that world.
         replica: index of the deployment, given by the trainer.
-        num_replicas: deployments of the job.
+        num_replicas: one more than the highest number that the job has given a deployment.
         num_workers: workers of the deployment; 0 infers ``data_parallel_size * world_size``.
             A dense model's data-parallel ranks believe that they are alone, so there the trainer's
             client has to be given it.

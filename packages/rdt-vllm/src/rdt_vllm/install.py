@@ -7,7 +7,8 @@ are complete, but for live ones. Neither ever waits for the other. Direct chunks
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,12 +19,14 @@ from rdt_transport.events import Event, Events
 from rdt_transport.intervals import Intervals
 from rdt_vllm import _vllm
 from rdt_vllm.chunk_sink import ChunkSink
+from rdt_vllm.completion import Completion
 from rdt_vllm.deferred import DeferredModules
 from rdt_vllm.errors import InstallError, LifecycleError
 from rdt_vllm.model_hook import run_model_hook
 from rdt_vllm.module_tensors import own_tensors, used_here
 from rdt_vllm.scatter import ChunkScatter
 from rdt_vllm.units import InstallUnit, InstallUnits
+from rdt_vllm.verification import Verification
 from rdt_vllm.work_thread import WorkThread
 
 __all__ = ["Installer", "Observer"]
@@ -60,26 +63,21 @@ class Installer:
         events: Events,
     ) -> None:
         self._model = model
+        self._plan = plan
         self._vllm_config = vllm_config
         self._events = events
         self._units = units
         self._replay = PlanReplay(plan, self._destination)
         self._deferred = DeferredModules(model, units.of.keys(), vllm_config)
         self._scatters: dict[int, ChunkScatter] = {}
-        computed = {each.module for each in (*plan.fills, *plan.programs)}
-        last: dict[int, int] = {}
         for chunk in plan.chunks:
             if not chunk.is_direct:
                 self._scatters[chunk.index] = ChunkScatter(chunk, self._replay, self._destination)
-                last.update((id(units.of[path]), chunk.index) for path in chunk.complete)
-        self._complete: dict[int, list[InstallUnit]] = {}  # by chunk; -1: nothing is read for them
-        self._live: list[InstallUnit] = []
-        for unit in units.all:
-            self._live += [unit] if unit.is_live else []
-            if not unit.is_live or any(path in computed for path in unit.modules):
-                self._complete.setdefault(last.get(id(unit), -1), []).append(unit)
+        self._completion = Completion(plan, units)
+        self._live = [unit for unit in units.all if unit.is_live]
         self._observer: Observer | None = None
         self._sink: ChunkSink | None = None
+        self._verification: Verification | None = None
         self._error: BaseException | None = None
         self._error_lock = threading.Lock()
         self._scattering = WorkThread("rdt-scatter", self._scatter, events.bind)
@@ -102,10 +100,15 @@ class Installer:
         """
         self._observer = observer
 
-    def begin(self, sink: ChunkSink) -> None:
-        """Open a sync; raises `LifecycleError` while one is open."""
+    def begin(self, sink: ChunkSink, checksums: Mapping[str, Any] | None = None) -> None:
+        """Open a sync, which `finish` verifies where ``checksums`` are given: see `Verification`.
+
+        Raises `LifecycleError` while one is open, and `InitInfoError` for wrong checksums.
+        """
         if self._sink is not None:
             raise LifecycleError("an install is already open; finish or abandon it first")
+        self._verification = None if checksums is None else Verification(self._plan, checksums)
+        self._completion.begin()
         self._sink = sink
         self._error = None
 
@@ -125,16 +128,16 @@ class Installer:
     def finish(self, timeout_seconds: float) -> None:
         """Wait until everything queued is installed, then process what depends on other modules.
 
-        All chunks must have been queued. Raises as `drain` does, and `InstallError` naming the
-        attention, or the model's own hook, that could not be run; call `abandon` then.
+        All chunks must have been queued. Raises as `drain` does, `VerificationError`, and
+        `InstallError` naming the attention or model's hook that cannot be run; `abandon` it then.
         """
         self.drain(timeout_seconds)
-        unread = self._complete.get(-1, ())
+        unread = self._completion.unread
         if unread:
             began = self._events.record()
             self._processing.put((unread, began))
             self.drain(timeout_seconds)
-        for unit in self._live if self._observer is not None else ():
+        for unit in self._live if self._observer or self._verification else ():
             try:
                 self._observe(unit)
             except Exception as error:
@@ -145,6 +148,8 @@ class Installer:
                 run_model_hook(self._model)
         except Exception as error:
             raise InstallError(f"the model's own post-processing failed: {error}") from error
+        if self._verification is not None:
+            self._verification.finish()
         self._sink = None
         self.touched = False
 
@@ -184,13 +189,15 @@ class Installer:
                 for path in chunk.materialize:
                     self._open(self._units.of[path])
                 self._scatters[chunk.index].run(packed)
+                if self._verification is not None:
+                    self._verification.arrived(chunk, packed)
                 event = self._enqueued["scatter"] = self._events.record()
             except BaseException as error:
                 wrapped = _wrapped(f"chunk {chunk.index} could not be installed", error)
                 sink.scatter_failed(chunk.index, self._fail(wrapped))
                 return
             sink.scattered(chunk.index, event)  # programs compute from copies of what it brought
-            self._hand_on(self._complete.get(chunk.index, ()))
+            self._hand_on(self._completion.scattered(chunk))
 
     def _hand_on(self, units: Sequence[InstallUnit]) -> None:
         """Compute what is left of units that are complete, and have them post-processed."""
@@ -276,7 +283,8 @@ class Installer:
             self._events.wait(event)
 
     def _observe(self, unit: InstallUnit) -> None:
-        if (observer := self._observer) is not None:
+        verify = None if self._verification is None else self._verification.filled
+        for observer in filter(None, (self._observer, verify)):
             for path, module in unit.modules.items():
                 observer(path, module)
 

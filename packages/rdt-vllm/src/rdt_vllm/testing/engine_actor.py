@@ -7,7 +7,9 @@ from typing import Any
 from rdt_vllm.testing.report import (
     DEFAULT_PROMPT,
     ExactnessReport,
+    WorkerReport,
     check_exact,
+    check_tensors,
     greedy_tokens,
     observe,
 )
@@ -59,6 +61,12 @@ class EngineActor:
     ) -> ExactnessReport:
         """Hold every worker against a fresh model that loads ``folder``: see `check_exact`."""
         return check_exact(self._llm, folder, prompt=prompt, flip=flip)
+
+    def check_tensors(
+        self, folder: Path | str, flip: str | None = None
+    ) -> tuple[WorkerReport, ...]:
+        """The same without generating: see `rdt_vllm.testing.report.check_tensors`."""
+        return check_tensors(self._llm, folder, flip=flip)
 
     def generate(self, prompt: Sequence[int], num_tokens: int) -> tuple[int, ...]:
         """Greedy tokens."""
