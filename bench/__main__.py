@@ -27,7 +27,13 @@ Found = dict[str, Any]
 AT_MOST: dict[tuple[str, str], Callable[[Found], float]] = {
     ("bake", "peak_memory_ratio"): lambda found: 1.0,
     ("sync", "ratio"): lambda found: 1.3,
+    ("sync", "messages_beyond_two_a_chunk"): lambda found: 4,
+    ("planning", "slowest_ratio"): lambda found: 3.0,
+    ("planning", "state_bytes_a_name_ratio"): lambda found: 1.1,
     ("idle", "idle_cores_attached"): lambda found: found["idle_cores_unattached"] + 0.01,
+    ("sources", "gather_groups"): lambda found: found["groups_allowed"],
+    ("sources", "shards_chunks"): lambda found: 2.0,
+    ("sources", "bytes_ratio"): lambda found: 1.02,
 }
 """The most that a measure may be, by benchmark and measure, given what was found beside it."""
 

@@ -16,6 +16,9 @@ worker's chunks (begin and commit are in it, and the pack, read and scatter of a
 Memory of the same kind as the rings' makes the baseline faster than ordinary tensors would:
 `--plain-pages` compares with those.
 
+`messages_beyond_two_a_chunk`: doorbells and messages of the rendezvous, to and from one worker in
+one sync, beyond a READY and a DONE a chunk. They are counted in a job of their own.
+
 `transport` is what UCX says in a worker's process that it reads with.
 """
 
@@ -49,6 +52,7 @@ from rdt_transport.wire.nixl import NixlWire
 
 TARGET = 1.3
 SHRUNK = 32
+MESSAGES = 4  # a sync, beside two a chunk: the epoch's record and the commit, asked and answered
 
 
 class Workers:
@@ -104,6 +108,7 @@ class Job:
         model: Model,
         settings: JobSettings,
         plain_pages: bool = False,
+        counted: bool = False,
     ) -> None:
         self.workers = workers
         self._manifest = model.manifest()
@@ -129,7 +134,8 @@ class Job:
         self._bulk = BulkReads(progress)
         undo.callback(workers.ask, "close")
         each = range(NUM_WORKERS)
-        workers.post_each("open", [(host.address, model, worker, settings) for worker in each])
+        own = (settings, counted)
+        workers.post_each("open", [(host.address, model, worker, *own) for worker in each])
         workers.answers()
         self._packs: list[PackList] = []
         packed = [self._buffer(plan_of(model, worker, settings), plain_pages) for worker in each]
@@ -246,6 +252,13 @@ def run(
                 control = Tally(job.sync, job.spent)
                 for _ in range(10 * rounds):
                     control.round()
+            with ExitStack() as closing:
+                job = Job(closing, workers, model.shrunk(SHRUNK), tiny, counted=True)
+                job.sync()
+                before = workers.ask("num_messages")
+                job.sync()
+                after = workers.ask("num_messages")
+            messages = max(b - a for a, b in zip(before, after, strict=True))
         transport = read_transport(Path(folder), workers.pids[0])  # written out when it ended
     comparable = transport == "cma"
     ratio = round(sync.median / baseline.median, 3)
@@ -261,11 +274,16 @@ def run(
     table.add_row("sync / packed before", f"{sync.median / packed_before.median:.3f}")
     busy = sync.busy_seconds / baseline.busy_seconds
     table.add_row("CPU seconds of sync / of baseline", f"{busy:.3f}")
+    table.add_row(
+        "messages of a worker's tiny sync",
+        f"{messages} (bound: 2 a chunk and {MESSAGES}: {2 * tiny_chunks + MESSAGES})",
+    )
     table.add_row("reads are carried by", transport)
     Console().print(table)
     line = {
         "bench": "sync",
         "ratio": ratio,
+        "messages_beyond_two_a_chunk": messages - 2 * tiny_chunks,
         "control_microseconds_per_chunk": round(1e6 * control.median / tiny_chunks, 1),
         "transport": transport if comparable else f"{transport} (not comparable)",
     }

@@ -21,6 +21,7 @@ from rdt_bake import apply_placement
 from rdt_plan import Chunk, ConsumerId, SyncPlan, build_plan
 from rdt_transport import Consumer, HostEvents, JobSettings, ProgressThread, RendezvousClient
 from rdt_transport.rendezvous import RendezvousAddress
+from rdt_transport.testing.counted_wire import CountedWire
 from rdt_transport.wire.base import PeerAddress, Region, Wire
 from rdt_transport.wire.nixl import NixlWire
 
@@ -69,6 +70,7 @@ class _Worker:
         model: Model,
         worker: int,
         settings: JobSettings,
+        counted: bool = False,
     ) -> None:
         self._undo, self._model, self._worker = undo, model, worker
         self._plan = plan_of(model, worker, settings)
@@ -77,7 +79,15 @@ class _Worker:
         self._scatterer = Scatterer()
         undo.callback(self._scatterer.close)
         name = f"consumer{worker}"
-        self._progress = ProgressThread(lambda: NixlWire(name), name="progress")
+        self._counts: CountedWire | None = None
+
+        def make_wire() -> Wire:
+            if not counted:
+                return NixlWire(name)
+            self._counts = CountedWire(NixlWire(name))
+            return self._counts
+
+        self._progress = ProgressThread(make_wire, name="progress")
         undo.callback(self._progress.close)
         self._client = RendezvousClient(
             address, on_event=lambda event: self._consumer.on_event(event)
@@ -96,6 +106,11 @@ class _Worker:
 
     def num_chunks(self) -> int:
         return len(self._plan.chunks)
+
+    def num_messages(self) -> int:
+        """Doorbells and messages of the rendezvous so far, both ways; heartbeats do not count."""
+        assert self._counts is not None, "this worker counts nothing"
+        return self._client.num_messages + self._counts.num_sent + self._counts.num_received
 
     def cpu_seconds(self) -> dict[str, float]:
         return cpu_seconds()

@@ -130,13 +130,13 @@ def ring(num_slots: int, slot_bytes: int) -> dict[int | None, Tensor]:
 class Producer:
     """One trainer rank: packs slices of its tensors into serve slots, group after group."""
 
-    def __init__(self, rank: int, manifest: Manifest, tables: Iterable[bytes], job: "Job") -> None:
+    def __init__(self, rank: int, held: Manifest, got: dict[ConsumerId, bytes], job: "Job") -> None:
         self.rank, self.job = rank, job
-        self.groups = rank_schedule(manifest, rank)
-        self.names = [param.name for param in manifest.params if rank in param.owners]
-        self.tables = {table.consumer: table for table in map(decode_table, tables)}
+        self.groups = rank_schedule(held, rank)
+        self.names = [param.name for param in held.params if rank in param.owners]
+        self.tables = {who: decode_table(table, who) for who, table in got.items()}
         for table in self.tables.values():
-            check_table(table, manifest, rank)  # a stranger's word: bounds, owners, sizes
+            check_table(table, held, rank)  # a stranger's word: bounds, owners, sizes
         self.by_digest = {table.plan_digest: table for table in self.tables.values()}
         # A ring for each plan, not for each consumer: replicas with equal plans read the same one.
         self.rings = {d: ring(t.num_slots, t.slot_bytes) for d, t in self.by_digest.items()}
@@ -233,7 +233,7 @@ class Job:
     def __init__(self, manifest: Manifest, plans: list[SyncPlan]) -> None:
         self.consumers = [Consumer(plan, self) for plan in plans]
         self.producers = [
-            Producer(rank, manifest, [encode_table(plan.table(rank)) for plan in plans], self)
+            Producer(rank, manifest, {p.consumer: encode_table(p.table(rank)) for p in plans}, self)
             for rank in range(NUM_RANKS)
         ]
         self.epoch = 0

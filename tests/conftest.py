@@ -6,6 +6,7 @@ import pytest
 
 from rdt_vllm.testing.leftovers import Footprint
 from rdt_vllm.testing.serving import EngineCache
+from tests.http_servers import Servers, serve_two
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -27,3 +28,10 @@ def engines(
     cache = EngineCache(tmp_path_factory.mktemp("engines"))
     yield cache
     cache.close()
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory, nothing_is_left: None) -> Iterator[Servers]:
+    """Two stock servers over HTTP, shared by the whole session and stopped at its end."""
+    with serve_two(tmp_path_factory.mktemp("servers")) as servers:
+        yield servers

@@ -202,7 +202,7 @@ def test_a_table_out_of_bounds_is_refused_before_anything_is_registered(
             [table()],
             {"plan_digest": "f" * 64},
             TornError,
-            f"r1w0 of plan {'f' * 64} sent a chunk table of .* plan {table().plan_digest}",
+            f"r1w0 of plan {'f' * 64} sent a chunk table of plan {table().plan_digest}",
         ),
     ],
     ids=["num_slots", "owner", "plan_digest"],

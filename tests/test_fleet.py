@@ -1,4 +1,4 @@
-"""One trainer before two real vLLMs of different sizes: both exact, or one of them named."""
+"""One trainer before real vLLMs of different sizes, which fail, come and go: exact, or named."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -79,6 +79,12 @@ class Fleet:
         )
         self._folder = folder
 
+    def add(self, llm: Any) -> int:
+        """One more engine; its replica."""
+        self.llms.append(llm)
+        self.servers.append(Server(llm))
+        return self.trainer.add_replica(self.servers[-1])
+
     def draw(self, seed: int) -> Path:
         """New weights in the trainer; the checkpoint that says what they are."""
         draw_weights(self.model, seed)
@@ -129,31 +135,61 @@ def test_replicas_of_different_sizes_are_exact_before_and_after_an_error(
         assert fleet.send(53, 0, 1) == {}
 
 
+class Spare:
+    """An engine that a test may kill; the next one starts another."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.llm: Any = start_engine(folder)
+
+    def restart(self) -> Any:
+        stop_engine(self.llm)
+        self.llm = start_engine(self._folder)
+        return self.llm
+
+
+@pytest.fixture(scope="module")
+def spare(engines: EngineCache) -> Iterator[Spare]:
+    spare = Spare(served(engines))
+    yield spare
+    stop_engine(spare.llm)
+
+
+def test_a_third_replica_joins_and_one_leaves_between_syncs(
+    engines: EngineCache, tmp_path: Path, spare: Spare
+) -> None:
+    folder = served(engines)
+    one, two = engines.get(folder, 1), engines.get(folder, 2)
+    with fleet_of(tmp_path, two, one) as fleet:
+        for seed in (54, 55):
+            assert fleet.send(seed, 0, 1) == {}
+        assert fleet.add(spare.llm) == 2
+        assert fleet.send(56, 0, 1, 2) == {}
+        fleet.trainer.remove_replica(1)
+        assert fleet.send(57, 0, 2) == {}
+        check_exact(one, tmp_path / "56").require()  # it keeps what it had
+        assert fleet.add(one) == 3
+        assert fleet.send(58, 0, 2, 3) == {}
+
+
 def test_a_killed_replica_is_named_and_joins_again_when_it_has_restarted(
-    engines: EngineCache, tmp_path: Path
+    engines: EngineCache, tmp_path: Path, spare: Spare
 ) -> None:
     """Groups before the last are read when it dies, and the last is not published yet."""
     folder = served(engines)
-    victim: Any = start_engine(folder)
-    try:
-        with fleet_of(tmp_path, engines.get(folder, 1), victim) as fleet:
-            assert fleet.send(61, 0, 1) == {}
+    with fleet_of(tmp_path, engines.get(folder, 1), spare.llm) as fleet:
+        assert fleet.send(61, 0, 1) == {}
 
-            def kill(name: str) -> None:
-                if name == "model.norm.weight":
-                    fleet.source.meanwhile = lambda name: None
-                    fleet.servers[1].die()
+        def kill(name: str) -> None:
+            if name == "model.norm.weight":
+                fleet.source.meanwhile = lambda name: None
+                fleet.servers[1].die()
 
-            fleet.source.meanwhile = kill
-            dropped = fleet.send(62, 0)
-            assert "connection closed" in dropped[1] or "connection broke" in dropped[1]
+        fleet.source.meanwhile = kill
+        dropped = fleet.send(62, 0)
+        assert "connection closed" in dropped[1] or "connection broke" in dropped[1]
 
-            assert "it took no part" in fleet.send(63, 0)[1]  # and nobody waits for it
-            stop_engine(victim)
-            victim = start_engine(folder)
-            fleet.llms[1] = victim
-            fleet.servers[1].replace(victim)
-            assert fleet.send(64, 0, 1) == {}
-            fleet.trainer.close()
-    finally:
-        stop_engine(victim)
+        assert "it took no part" in fleet.send(63, 0)[1]  # and nobody waits for it
+        fleet.llms[1] = spare.restart()
+        fleet.servers[1].replace(spare.llm)
+        assert fleet.send(64, 0, 1) == {}

@@ -65,7 +65,7 @@ def test_the_messages_are_what_the_code_writes_and_reads() -> None:
 
 
 def test_the_chunk_is_packed_as_it_says() -> None:
-    (chunk, _) = decode_table(TABLE.encode()).chunks
+    (chunk, _) = decode_table(TABLE.encode(), ConsumerId(0, 0)).chunks
     packed = serve_chunk(chunk, {"embed": bytes(range(16))})
     shown = CHUNK.split()
     assert len(packed) == len(shown) == chunk.num_bytes

@@ -1,0 +1,164 @@
+"""`rdt-push` against stock servers: from the command line, and with a checkpoint that goes bad."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rdt_trainer import HttpClient
+from rdt_trainer.push import PushOptions, Stage, push
+from rdt_trainer.safetensors_header import read_header
+from rdt_vllm.testing.checkpoint import write_checkpoint
+from tests.http_servers import Load, Servers, counting_model
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+# Not even an installation of Ray is needed.
+PUSH = (
+    "import sys; sys.modules['ray'] = None; "
+    "from rdt_trainer.push.command import main; sys.exit(main(sys.argv[1:]))"
+)
+SECONDS = 120.0
+
+
+def checkpoint(folder: Path, step: int, **options: Any) -> Path:
+    """Of a model that counts by ``step``, as `save_pretrained` writes it."""
+    model = counting_model(step, seed=step)
+    if not options:
+        return write_checkpoint(model, folder / f"step-{step}")  # type: ignore[arg-type]
+    model.save_pretrained(folder / f"step-{step}", **options)  # type: ignore[operator]
+    return folder / f"step-{step}"
+
+
+@pytest.fixture(autouse=True)
+def serving_on(servers: Servers) -> Iterator[None]:
+    """Whatever a test leaves paused does not hang the next one."""
+    yield
+    for url in servers.urls:
+        with HttpClient(url) as client:
+            client.resume()
+
+
+def rdt_push(*arguments: str) -> tuple[int, dict[str, Any], str]:
+    """Exit status, what was printed as JSON, and what was said beside it."""
+    command = [sys.executable, "-c", PUSH, *arguments, "--json", "--timeout", "120"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return ran.returncode, json.loads(ran.stdout or "{}"), ran.stderr
+
+
+def test_a_sharded_checkpoint_goes_into_two_servers_under_load(
+    servers: Servers, tmp_path: Path
+) -> None:
+    pushed = checkpoint(tmp_path, 7, max_shard_size="300KB")
+    assert len(list(pushed.glob("*.safetensors"))) > 2
+    urls = [word for url in servers.urls for word in ("--url", url)]
+    with Load(servers) as load:
+        load.wait_for(lambda each: True)
+        status, said, errors = rdt_push(str(pushed), *urls, "--verify")
+        assert status == 0, errors
+        load.wait_for(lambda each: each.step == 7)
+    steps = [each.step for each in load.completions]
+    assert None not in steps
+    assert steps == sorted(steps, key=lambda step: step == 7)
+    for at in (0, 1):
+        assert servers.complete(at).step == 7
+        assert servers.weight_version(at) == "step-7"
+        assert not servers.is_paused(at)
+    assert said["is_verified"] is True
+    assert [server["url"] for server in said["servers"]] == servers.urls
+    for server in said["servers"]:
+        (reads,) = server["workers"]
+        assert server["failure"] is None
+        assert reads["bytes_direct"] + reads["bytes_staged"] >= said["num_bytes"]
+
+
+def test_a_dry_run_prints_the_plan_and_changes_nothing(servers: Servers, tmp_path: Path) -> None:
+    before, version = servers.complete(), servers.weight_version()
+    pushed = checkpoint(tmp_path, 8)
+    status, said, errors = rdt_push(str(pushed), "--url", servers.urls[0], "--dry-run")
+    assert status == 0, errors
+    (reads,) = said["servers"][0]["workers"]
+    assert (reads["worker"], reads["owner"], reads["num_tensors"]) == (0, 0, said["num_tensors"])
+    assert servers.complete().tokens == before.tokens
+    assert servers.weight_version() == version
+    words = ["-m", "rdt_trainer.push", str(pushed), "--url", servers.urls[0], "--dry-run"]
+    table = subprocess.run(
+        [sys.executable, *words, "--staged"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "COLUMNS": "160"},
+    )
+    assert table.returncode == 0, table.stderr
+    assert "nothing was pushed (dry run)" in table.stdout
+    assert f"{said['num_tensors']:,}" in table.stdout
+
+
+def test_bytes_that_change_on_their_way_are_found_and_never_served(
+    servers: Servers, tmp_path: Path
+) -> None:
+    """A byte of the mapped file is flipped after its checksum was taken; a second push heals."""
+    pushed = checkpoint(tmp_path, 9)
+    file = pushed / "model.safetensors"
+    options = PushOptions("nine", verify=True, timeout_seconds=SECONDS)
+    version = servers.weight_version()
+
+    def flips(name: str) -> Callable[..., None]:
+        at = read_header(file)[name].begin
+
+        def on_progress(stage: Stage, done: object, total: int) -> None:
+            if stage is Stage.PUSH:
+                with file.open("r+b") as opened:
+                    opened.seek(at)
+                    (byte,) = opened.read(1)
+                    opened.seek(at)
+                    opened.write(bytes([byte ^ 1]))
+
+        return on_progress
+
+    with HttpClient(servers.urls[0], timeout_seconds=SECONDS) as client:
+        for name in ("model.norm.weight", "model.layers.1.mlp.down_proj.weight"):
+            outcome = push(pushed, [client], options, flips(name))
+            assert outcome.exit_status == 3
+            failure = outcome.servers[0].failure or ""
+            assert "other than what was sent, by the checksums of 1 of its slices" in failure
+            assert name in failure
+            assert outcome.servers[0].is_paused
+            assert servers.is_paused()
+            assert servers.weight_version() == version
+        outcome = push(pushed, [client], options)
+    assert outcome.exit_status == 0
+    assert servers.complete().step == 9
+    assert servers.weight_version() == "nine"
+
+
+def test_one_bad_url_stops_it_before_any_server_is_touched(
+    servers: Servers, tmp_path: Path
+) -> None:
+    before, version = servers.complete(), servers.weight_version()
+    pushed = checkpoint(tmp_path, 10)
+    status, said, errors = rdt_push(
+        str(pushed), "--url", servers.urls[0], "--url", "http://127.0.0.1:9"
+    )
+    assert (status, said["exit_status"]) == (3, 3)
+    assert "no connection" in said["error"]
+    assert "http://127.0.0.1:9" in errors
+    assert servers.complete().tokens == before.tokens
+    assert servers.weight_version() == version
+
+
+def test_another_models_checkpoint_is_told_in_the_workers_words(
+    servers: Servers, tmp_path: Path
+) -> None:
+    from rdt_vllm.testing.tiny_models import TINY_QWEN3_MOE
+
+    pushed = write_checkpoint(TINY_QWEN3_MOE.build(1), tmp_path / "other")
+    status, _, errors = rdt_push(str(pushed), "--url", servers.urls[0])
+    assert status == 3
+    assert "experts" in errors
+    assert not servers.is_paused()
