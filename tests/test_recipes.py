@@ -97,7 +97,8 @@ def _train_fsdp2(rank: int) -> None:
         assert isinstance(param, DTensor), name
         trained[name] = param.detach().full_tensor().bfloat16()
     assert trained.keys() == before.keys()
-    assert not any(torch.equal(trained[name], before[name]) for name in before)
+    matrices = [name for name in before if before[name].ndim > 1]  # a step of bf16's 1 is large
+    assert not any(torch.equal(trained[name], before[name]) for name in matrices)
     if rank == 0:
         assert_served(engine, trained)
         assert engine.weight_version == "step-1"

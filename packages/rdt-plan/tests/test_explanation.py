@@ -29,10 +29,10 @@ def test_explains_every_chunk_and_the_totals() -> None:
         "group 0 (scheduled 0):",
         "  chunk 0: owner 0 seq 0, serve slot 0 -> receive slot 0, 5.9 KiB, 3 slices, "
         "3 placements, l.0.w0 .. l.0.w2 (3)",
-        "  chunk 1: owner 0 seq 1, serve slot 1 -> receive slot 1, 2.0 KiB, 1 slice, 1 placement, "
+        "  chunk 1: owner 0 seq 1, serve slot 1 -> receive slot 0, 2.0 KiB, 1 slice, 1 placement, "
         "l.0.w3; completes l.0",
         "group 1 (scheduled 1):",
-        "  chunk 2: owner 1 seq 0, serve slot 0 -> receive slot 0, 6 B, 1 slice, 1 placement, "
+        "  chunk 2: owner 1 seq 0, serve slot 0 -> receive slot 1, 6 B, 1 slice, 1 placement, "
         "l.1.w; completes (root)",
         "total: pulls 7.8 KiB (7.8 KiB of slices; 0 B direct, 7.8 KiB staged), lands 7.8 KiB "
         "in 3 modules, 1 fill, 1 module without chunks",

@@ -6,16 +6,22 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from rdt_plan._serve_stream import ServeStream
+from rdt_plan._simulated_producer import SimulatedProducer
 from rdt_plan._simulated_rendezvous import SimulatedRendezvous
 from rdt_plan._simulated_rings import SimulatedRings
 from rdt_plan.consumer_epoch import ConsumerEpoch, Scatter
+from rdt_plan.direct import DirectRule
 from rdt_plan.doorbell import Doorbell
 from rdt_plan.epoch import EpochState, Finished
 from rdt_plan.identity import ConsumerId
 from rdt_plan.lanes import lanes_of
 from rdt_plan.mailbox import Mailbox, Verdict
+from rdt_plan.manifest import Manifest, ParamMeta
+from rdt_plan.placement import Placement
+from rdt_plan.plan import build_plan
 from rdt_plan.producer_epoch import ProducerEpoch, Ready
 from rdt_plan.simulate import Faults, simulate
+from rdt_plan.slices import whole
 from rdt_plan.slots import SlotRing, SlotState
 from rdt_plan.testing import small_fleet
 from rdt_plan.transitions import ChunkEvent, ChunkState, ServeState
@@ -272,6 +278,13 @@ class QuiescedWithPacks(ProducerEpoch):
         return super()._quiesce()
 
 
+class ChangesSourcesWhenQuiesced(SimulatedProducer):
+    """It knows that its epoch failed, but the rendezvous does not, and may grant a commit."""
+
+    def _may_change(self) -> bool:
+        return self.epoch.state is EpochState.QUIESCED
+
+
 class IdleTooSoon(SimulatedRings):
     """The memory of a ring goes to the next one although somebody still reads it."""
 
@@ -319,6 +332,26 @@ def test_lanes_that_part_a_module_are_caught(monkeypatch: pytest.MonkeyPatch) ->
     assert any(re.search(r"scattered chunk \d+ of m[01] after chunk", each) for each in found), (
         found
     )
+
+
+def test_sources_that_change_before_a_failure_is_known_are_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One direct chunk, read while its producer gives up, is committed before anybody hears."""
+    manifest = Manifest.build([ParamMeta("w", "int8", (1,))])
+    copy = Placement(whole(manifest.param("w")), "m", "w", 0, (1,), (1,), "int8", (1,))
+    rule = DirectRule({0: frozenset({"w"})}, frozenset({("m", "w")}))
+    plan = build_plan(manifest, [copy], ConsumerId(0, 0), num_workers=1, direct=rule)
+
+    def found() -> list[str]:
+        runs = (simulate([plan], {0: [0]}, lookahead=0, seed=s, faults=ABORT) for s in range(100))
+        return [each for report in runs for each in report.violations]
+
+    assert found() == []
+    monkeypatch.setattr("rdt_plan.simulate.SimulatedProducer", ChangesSourcesWhenQuiesced)
+    changed = "consumer r0w0#0, epoch 1: committed chunks [0], whose sources changed"
+    assert found()
+    assert all(each.startswith(changed) for each in found())
 
 
 @pytest.mark.parametrize(

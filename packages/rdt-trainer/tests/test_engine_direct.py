@@ -330,6 +330,26 @@ def test_a_parameter_that_changes_in_place_meanwhile_is_refused_by_name(make_wir
         assert received(client) == snapshot(model)
 
 
+def test_the_rendezvous_knows_of_a_failure_before_the_caller_may_step(inprocess, monkeypatch):
+    known: list[int] = []
+
+    def fail(self: RendezvousClient, epoch: int, *args) -> None:
+        tell(self, epoch, *args)
+        time.sleep(0.2)  # whoever does not wait for the answer is past it
+        known.append(epoch)
+
+    tell = RendezvousClient.fail
+    monkeypatch.setattr(RendezvousClient, "fail", fail)
+    model = Model()
+    source = Meddler(model)
+    with trainer(source, TorchEngineClient(inprocess), inprocess) as rdt:
+        rdt.init()
+        source.meddle = lambda: model.layers[1].bias.requires_grad_(False).add_(1)
+        with pytest.raises(SourceError, match="changed in place"):
+            rdt.send_weights()
+        assert known == [1]  # so nobody commits what he still reads
+
+
 @pytest.mark.parametrize("served", ["bfloat16", "as it is"])
 def test_a_parameter_of_another_shape_is_refused_by_name(inprocess, served):
     dtype = torch.bfloat16 if served == "bfloat16" else None

@@ -28,7 +28,8 @@ class SimulatedProducer(SimulatedParty):
     without publishing, and only then begins the next epoch. Consumers are admitted, and dismissed,
     while no epoch is open. A serve slot is None from the decision to pack until the pack has run.
     The tensors of a group may be read directly from the end of the first direct chunk's pack, which
-    stands for the publisher's event, until the group is released.
+    stands for the publisher's event, until the group is released; in an epoch that is given up,
+    until the rendezvous has said so: before that, who reads them may still commit.
     """
 
     def __init__(
@@ -139,8 +140,11 @@ class SimulatedProducer(SimulatedParty):
         self._failed.add(epoch)
         if epoch == self.number:
             self._perform(self.epoch.abort("told"))
+            if self._may_change():
+                self._change_sources()
 
     def begin(self, epoch: int, live: Live) -> None:
+        self._change_sources()
         self.number = epoch
         self.num_reached = self._num_gathered = 0
         self._live = {who: name for who, name in live.items() if self._rings.serves(name)}
@@ -222,9 +226,17 @@ class SimulatedProducer(SimulatedParty):
                     self._violate(f"{action} with a pack in flight")
                 if self.epoch.state is EpochState.FINISHED and self._resident:
                     self._violate(f"groups {sorted(self._resident)} were never released")
-                for group in self._resident:
-                    self.world.sources[self.rank, group] = None
-                self._resident.clear()
+                if self._may_change():
+                    self._change_sources()
+
+    def _may_change(self) -> bool:
+        """Whether nothing here reads an epoch that was given up, and nobody can commit it."""
+        return self.epoch.state is EpochState.QUIESCED and self.number in self._failed
+
+    def _change_sources(self) -> None:
+        for group in self._resident:
+            self.world.sources[self.rank, group] = None
+        self._resident.clear()
 
     def _enqueue(self) -> None:
         pack = self._to_enqueue.popleft()

@@ -175,6 +175,9 @@ class ProducerEpoch:
     def abort(self, reason: str) -> list[ProducerAction]:
         """Start nothing new; `Quiesced` comes once no pack is in flight, and frees every group.
 
+        Sources of direct chunks may be read even then: they must stay until the rendezvous has
+        noted the failure, since their reader could commit otherwise.
+
         Idempotent: the first reason stays. Ignored when the epoch has finished.
         """
         if self._state is not EpochState.RUNNING:
