@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import count, product
+from itertools import product
 from typing import Annotated, Any
 
 import typer
@@ -28,9 +28,10 @@ from bench.gpu.devices import is_gpu
 from bench.gpu.limits import RawReads, raw_reads
 from bench.gpu.models import MODELS
 from bench.gpu.rank_worker import RankWorker
+from bench.gpu.recorded import numbered, on_their_way
 from bench.gpu.trainer import GpuTrainer
 from bench.gpu.worker import GpuWorker
-from bench.stages import STAGES, UNATTRIBUTED, Interval, Trace, blame, busy
+from bench.stages import STAGES, UNATTRIBUTED, Trace, blame, busy
 
 CALL_SECONDS = 180.0
 NAMESPACE = "rdt-bench"
@@ -159,7 +160,7 @@ class Bench:
             start, end = self._sync()
             calls, facts = self.get(self.worker.trace.remote())
             ours = self.get(self.trainer.intervals.remote())
-            both = _numbered([*ours, *_on_their_way(ours, calls), *calls])
+            both = numbered([*ours, *on_their_way(ours, calls), *calls])
             traces.append(Trace(start, end, both, facts))
         for actor in (self.trainer, self.worker):
             self.get(actor.record.remote(False))
@@ -175,29 +176,6 @@ class Bench:
         finally:
             for actor in (*self.workers, self.trainer):
                 self._ray.kill(actor)
-
-
-def _on_their_way(ours: list[Interval], calls: list[Interval]) -> list[Interval]:
-    """The worker's calls: each from when the trainer had made them, or the worker was through with
-    the one before, until it began."""
-    made = [each.end for each in ours if each.stage == "control"][:1]
-    begun = sorted(each for each in calls if each.stage == "control")
-    ends = [*made, *(each.end for each in begun)]
-    return [
-        Interval("control", -1, end, each.start)
-        for end, each in zip(ends, begun, strict=False)
-        if end < each.start
-    ]
-
-
-def _numbered(intervals: list[Interval]) -> list[Interval]:
-    """Control calls come from two processes, and modules have no number: each gets its own."""
-    numbered = []
-    turns = {"control": count(), "post-process": count()}
-    for each in sorted(intervals, key=lambda each: each.start):
-        turn = turns.get(each.stage)
-        numbered.append(each if turn is None else each._replace(index=next(turn)))
-    return numbered
 
 
 def _tables(bench: Bench, limits: dict[str, float]) -> list[Table]:
