@@ -17,7 +17,7 @@ from rdt_trainer.driving import Driving
 from rdt_trainer.errors import SourceError
 from rdt_trainer.numbering import EpochNumbering
 from rdt_trainer.report import SyncReport, bytes_pulled
-from rdt_trainer.sync_errors import raised_by
+from rdt_trainer.sync_errors import UNTOLD, raised_by
 from rdt_trainer.sync_state import Cause, Consequence, Stage, SyncState
 from rdt_transport.errors import (
     EpochFailedError,
@@ -85,7 +85,7 @@ class Sync:
         self._dropped: list[tuple[ConsumerId, str]] = []  # since this sync was made
         self._consequence: Consequence | None = None
         self._collector: GroupCollector | None = None
-        self._is_connected = True
+        self._is_connected = self._is_told = True
         self._doing = Cause.BEGIN
         self._started = time.perf_counter()
         self._seconds = dict.fromkeys(("begin", "gather", "publish", "wait", "finish"), 0.0)
@@ -250,6 +250,7 @@ class Sync:
             try:
                 self._rendezvous.fail(self.epoch, reason)
             except RdtTransportError as problem:
+                self._is_told = False
                 _logger.info("epoch %d could not be failed: %s", self.epoch, problem)
 
     def _give_up(self) -> None:
@@ -263,6 +264,8 @@ class Sync:
                 self._producer.abort(_as_exception(error))
             except RdtTransportError as problem:
                 notes.append(str(problem))
+        if not (self._is_told and self._is_connected):
+            notes.append(UNTOLD)
         if consequence.discard:
             self._discard()
         if self._control is not None:

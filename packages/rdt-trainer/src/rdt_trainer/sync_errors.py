@@ -5,7 +5,13 @@ from rdt_trainer.errors import SourceError, SyncFailedError, TrainerStateError
 from rdt_trainer.sync_state import Cause
 from rdt_transport.errors import RendezvousLostError
 
-__all__ = ["raised_by"]
+__all__ = ["UNTOLD", "raised_by"]
+
+UNTOLD = (
+    "the rendezvous may not know of it yet: for as long as a lease, workers may go on reading "
+    "stable tensors, and commit what they read; leave these unchanged until then"
+)
+"""A note on an error that ended a sync on this rank alone."""
 
 
 def raised_by(
