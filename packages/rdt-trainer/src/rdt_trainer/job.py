@@ -17,8 +17,6 @@ from rdt_transport.errors import DisagreementError
 from rdt_transport.producer import Producer
 from rdt_transport.progress import ProgressThread
 from rdt_transport.rendezvous import (
-    ConsumerDropped,
-    ConsumerLeft,
     JobSettings,
     RendezvousClient,
     RendezvousEvent,
@@ -87,12 +85,9 @@ class Job:
         self._timeout_seconds = timeout_seconds
         self._num_workers: dict[int, int] = {}  # of each replica, when it was attached last
         self._closers: list[Callable[[], list[str] | None]] = []
-        self._may_lack_workers = True  # as far as we were told
         late: list[Producer] = []
 
         def dispatch(event: RendezvousEvent) -> None:
-            if isinstance(event, ConsumerDropped | ConsumerLeft):
-                self._may_lack_workers = True
             on_event(event)
             for producer in late:
                 producer.on_event(event)
@@ -219,7 +214,6 @@ class Job:
                 )
 
     def _attach(self, control: Control, replicas: Sequence[int]) -> None:
-        self._may_lack_workers = True
         control.init({each: self._init_info(each) for each in replicas}, self._timeout_seconds)
         for error in self._check_attached(replicas).values():
             raise error
@@ -264,14 +258,9 @@ class Job:
         return errors
 
     def _missing(self) -> list[int]:
-        """The replicas that lack a worker now; asked for only after news of a worker that went."""
-        if not self._may_lack_workers:
-            return []
-        self._may_lack_workers = False
+        """The replicas that lack a worker now, not as far as we were told: news may be late."""
         present = Counter(each.replica for each in self.rendezvous.consumers(self._timeout_seconds))
-        missing = [r for r in self.replicas if present[r] < self._num_workers.get(r, 1)]
-        self._may_lack_workers = self._may_lack_workers or bool(missing)
-        return missing
+        return [r for r in self.replicas if present[r] < self._num_workers.get(r, 1)]
 
     def _drop(self, replicas: Sequence[int], reason: str) -> None:
         for each in self.rendezvous.iter_subscriptions(self._timeout_seconds):
