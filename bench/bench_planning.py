@@ -25,7 +25,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -57,6 +57,8 @@ from rdt_plan import (
     encode_manifest,
     rank_schedule,
 )
+from rdt_plan.collector import collector_paused
+from rdt_plan.records import Sources
 from rdt_transport.attachment import _sources
 from rdt_transport.memory import Arena
 from rdt_transport.peers import Peers
@@ -88,12 +90,17 @@ Steps = dict[str, float]
 
 @dataclass(frozen=True)
 class Job:
-    """What the job's parties are given; `records` are what its ranks publish."""
+    """What the job's parties are given.
+
+    `records` are what its ranks publish, `live` the workers' tensors that may be read into.
+    """
 
     params: list[ParamMeta]
+    numbers: Mapping[str, int]
     encoded: bytes
     records: list[ProducerRecord]
     writes: dict[int, list[Placement]]
+    live: frozenset[tuple[str, str]]
     settings: JobSettings
 
     @classmethod
@@ -113,27 +120,27 @@ class Job:
                 wire_name=f"producer-{rank}",
                 metadata=METADATA,
                 manifest_digest=manifest.digest,
-                sources=tuple(sources[rank]),
+                sources=Sources.of(sources[rank]),
             )
             for rank in range(NUM_RANKS)
         ]
         writes = {w: writes_of(params, sizes, w, layout) for w in range(NUM_WORKERS)}
+        live = frozenset((each.module, each.param) for of in writes.values() for each in of)
         settings = JobSettings(NUM_RANKS, num_replicas, lease_seconds=SECONDS)
-        return cls(params, encode_manifest(manifest), records, writes, settings)
+        encoded = encode_manifest(manifest)
+        return cls(params, manifest.numbers, encoded, records, writes, live, settings)
 
     def plan(
         self, consumer: ConsumerId, manifest: Manifest, records: Sequence[ProducerRecord]
     ) -> SyncPlan:
-        writes = self.writes[consumer.worker]
-        places = {(write.module, write.param) for write in writes}
         return build_plan(
             manifest,
-            writes,
+            self.writes[consumer.worker],
             consumer,
             num_workers=NUM_WORKERS,
             num_slots=self.settings.num_slots,
             max_chunk_bytes=self.settings.max_chunk_bytes,
-            direct=DirectRule.of(manifest, records, places),
+            direct=DirectRule.of(manifest, records, self.live),
         )
 
     def subscriptions(self) -> list[Subscription]:
@@ -221,13 +228,12 @@ def serve(job: Job, num_consumers: int, address: RendezvousAddress, stage: "Stag
     assert manifest.digest
     clock.tick("manifest")
     assert rank_schedule(manifest, RANK)
-    encoded = encode_manifest(manifest)
     clock.tick("ownership and schedule")
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     record = job.records[RANK]
-    sources = {manifest.params[region.param].name for region in record.sources}
+    sources = {manifest.names[region.param] for region in record.sources}
     with RendezvousClient(address, on_event=events.put) as client:
-        client.publish(record, encoded, SECONDS)
+        client.publish(record, manifest, SECONDS)
         clock.tick("publish")
         rings = Rings(
             Unwired(),  # type: ignore[arg-type]
@@ -259,25 +265,34 @@ def attach(job: Job, address: RendezvousAddress, stage: "Stage") -> Steps:
     """One worker: read the job, plan, subscribe, take the offers."""
     clock = Clock()
     with RendezvousClient(address) as client:
-        record = client.job(SECONDS)
-        clock.tick("job")
-        manifest = decode_manifest(record.manifest)
-        assert manifest.digest
-        clock.tick("manifest")
-        plan = job.plan(WORKER, manifest, record.producers)
-        clock.tick("plan")
-        assert plan.digest
-        clock.tick("digest")
-        client.subscribe(subscription_of(plan, WORKER), SECONDS)
-        clock.tick("subscribe")
-        offers = client.offers(WORKER, SECONDS)
-        assert len(offers) == len(plan.owners)
-        client.ready(WORKER, incarnation(NUM_RANKS + WORKER.worker))
-        if any(chunk.is_direct for chunk in plan.chunks):
-            assert _sources(client.job(SECONDS), {offer.rank: offer for offer in offers})
-        clock.tick("offers")
+        with collector_paused():  # as the engine's adapter does
+            _attach(job, client, clock)
+        gc.collect(0)
+        clock.tick("collector")
         stage.end()
     return clock.steps
+
+
+def _attach(job: Job, client: RendezvousClient, clock: Clock) -> None:
+    record = client.job(SECONDS)
+    clock.tick("job")
+    manifest = decode_manifest(record.manifest)
+    assert manifest.digest
+    client.know(manifest)
+    clock.tick("manifest")
+    plan = job.plan(WORKER, manifest, record.producers)
+    clock.tick("plan")
+    assert plan.digest
+    clock.tick("digest")
+    client.subscribe(subscription_of(plan, WORKER), SECONDS)
+    clock.tick("subscribe")
+    offers = client.offers(WORKER, SECONDS)
+    assert len(offers) == len(plan.owners)
+    client.ready(WORKER, incarnation(NUM_RANKS + WORKER.worker))
+    if any(chunk.is_direct for chunk in plan.chunks):
+        known = {offer.rank: offer for offer in offers}
+        assert _sources(client.job(SECONDS), client.numbers(), plan, known)
+    clock.tick("offers")
 
 
 async def _be_crowd(
@@ -291,7 +306,7 @@ async def _be_crowd(
     numbers = [served[record.rank] for record in others]
     mine = [each for each in subscriptions if each.consumer != WORKER]
     ranks = await producers(address, others, job.encoded, numbers)
-    workers = await consumers(address, mine)
+    workers = await consumers(address, mine, job.numbers)
     await asyncio.to_thread(stage.end)  # its producers go on serving
     for peer in (*ranks, *workers):
         peer.close()
@@ -435,7 +450,7 @@ def state_bytes(sizes: DeepseekV3, num_replicas: int) -> tuple[int, int]:
     for record in job.records:
         call(ask.Publish(record, pack(job.encoded)))
     for subscription in job.subscriptions():
-        sealed = SealedSubscription.seal(subscription)
+        sealed = SealedSubscription.seal(subscription, job.numbers)
         call(ask.Subscribe(sealed, None))
         offers = [
             Offer(

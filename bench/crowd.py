@@ -6,7 +6,7 @@ What a party costs is measured in that party's process; everybody else is here, 
 import asyncio
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -111,9 +111,12 @@ async def _offer(peer: Peer, record: ProducerRecord, number: int) -> None:
 
 
 async def consumers(
-    address: RendezvousAddress, subscriptions: Sequence[Subscription]
+    address: RendezvousAddress, subscriptions: Sequence[Subscription], numbers: Mapping[str, int]
 ) -> list[Peer]:
-    """Have each of them attach: it asks for the job, subscribes, waits for its offers, is ready."""
+    """Have each of them attach: it asks for the job, subscribes, waits for its offers, is ready.
+
+    ``numbers``: of the manifest's names.
+    """
     sealed: dict[str, SealedSubscription] = {}
     peers = [await Peer().open(address) for _ in subscriptions]
 
@@ -121,7 +124,9 @@ async def consumers(
         await peer.call(ask.GetJob())
         known = sealed.get(subscription.plan_digest)
         if known is None:
-            known = sealed[subscription.plan_digest] = SealedSubscription.seal(subscription)
+            known = sealed[subscription.plan_digest] = SealedSubscription.seal(
+                subscription, numbers
+            )
         head = replace(subscription, tables=())
         await peer.call(ask.Subscribe(SealedSubscription(head, known.tables), None))
         who, whose = subscription.consumer, subscription.incarnation

@@ -1,6 +1,7 @@
 """A rank of `bench_sources`: trains a sharded model of known sizes, and measures its own memory."""
 
 import ctypes
+import gc
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -33,14 +34,19 @@ class Way:
         source: of `SOURCES`.
         is_master: fp32 parameters, served as bf16; else bf16 ones.
         direct: whether workers read what is stable into their tensors.
+        stable: whether masters are cast into an area that stays, which `ShardedModuleSource` can;
+            else each as it is served.
     """
 
     source: str
     is_master: bool
     direct: bool
+    stable: bool = True
 
     def __str__(self) -> str:
         masters = ", fp32 masters" if self.is_master else ""
+        if not self.stable:
+            return f"{self.source}{masters} cast one by one"
         return f"{self.source}{masters}{'' if self.direct else ', through slots'}"
 
 
@@ -104,10 +110,11 @@ class SourceRank:
     def measure(self, way: Way, sizes: Sizes, settings: JobSettings, num_syncs: int) -> Found:
         """Make the trainer, sync, and close it."""
         module = sizes.build(torch.float32 if way.is_master else torch.bfloat16)
-        source = SOURCES[way.source](module, dtype=torch.bfloat16)
+        source = SOURCES[way.source](module, dtype=torch.bfloat16, stable=way.stable)
         client = None
         if self._rank == 0:
             client = TorchEngineClient(NixlWire, num_workers=NUM_WORKERS, direct=way.direct)
+        gc.collect()  # of the last measurement, or it is resident before this one
         ctypes.CDLL(None).malloc_trim(0)
         torch.distributed.barrier()
         before = _status_bytes("VmRSS")
@@ -122,7 +129,7 @@ class SourceRank:
             rings = _ring_bytes(trainer)
             torch.distributed.barrier()
         params = adapt(source, rank=self._rank, num_producers=self._num_ranks).params
-        stable = source.stable_tensors().values() if way.is_master else ()
+        stable = source.stable_tensors().values() if way.is_master and way.stable else ()
         areas = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in stable}
         return Found(
             extra,
@@ -149,7 +156,7 @@ def _ring_bytes(trainer: RdtTrainer) -> int:
     """Of the slots that a trainer's producer packs into."""
     assert trainer._job is not None
     rings = trainer._job.producer._rings._rings.values()
-    return sum(ring.arena.buffer.nbytes for ring in rings)
+    return sum(ring.arena.buffer.nbytes for ring in rings if ring.arena is not None)
 
 
 def _status_bytes(field: str) -> int:

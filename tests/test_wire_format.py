@@ -54,7 +54,7 @@ def planned() -> str:
         Slice("layers.0.w", "float32", 1, (3,), (2,)),
     ]
     plan = build_plan(HELD, [copy(region) for region in regions], ConsumerId(0, 0), num_workers=1)
-    return encode_table(replace(plan.table(0), plan_digest="ab" * 32)).decode()
+    return encode_table(replace(plan.table(0), plan_digest="ab" * 32), HELD.numbers).decode()
 
 
 def test_the_messages_are_what_the_code_writes_and_reads() -> None:
@@ -65,7 +65,7 @@ def test_the_messages_are_what_the_code_writes_and_reads() -> None:
 
 
 def test_the_chunk_is_packed_as_it_says() -> None:
-    (chunk, _) = decode_table(TABLE.encode(), ConsumerId(0, 0)).chunks
+    (chunk, _) = decode_table(TABLE.encode(), ConsumerId(0, 0), HELD.names).chunks
     packed = serve_chunk(chunk, {"embed": bytes(range(16))})
     shown = CHUNK.split()
     assert len(packed) == len(shown) == chunk.num_bytes

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from rdt_plan import Placement, Slice, contiguous_stride, cut, pack_layout
 from rdt_plan.chunks import ServeChunk, chunked
-from rdt_plan.streams import Stream
+from rdt_plan.cutting import Piece
 from rdt_plan.testing import manifests, writes
 
 
@@ -15,11 +15,11 @@ def copy(name: str, numel: int, module: str = "m", offset: int = 0, cols: int = 
     return Placement(slice_, module, name, 0, shape, shape[::-1], "int8", contiguous_stride(shape))
 
 
-def by_slice(copies: Iterable[Placement]) -> Stream:
-    stream: Stream = {}
+def by_slice(copies: Iterable[Placement]) -> list[Piece]:
+    stream: dict[Slice, tuple[Placement, ...]] = {}
     for placement in copies:
         stream[placement.slice] = (*stream.get(placement.slice, ()), placement)
-    return stream
+    return list(stream.items())
 
 
 def names(chunks) -> list[list[tuple[str, int]]]:
@@ -72,7 +72,7 @@ def test_chunks_hold_every_copy_once_and_respect_the_cap(data, max_chunk_bytes: 
         assert layout.num_bytes <= max_chunk_bytes or len(slices) == 1
     pieces = [slice_ for chunk in chunks for slice_ in chunk.slices]
     assert len(set(pieces)) == len(pieces)
-    expected = [p for s, c in stream.items() for _, cs in cut(s, c, max_chunk_bytes) for p in cs]
+    expected = [p for s, c in stream for _, cs in cut(s, c, max_chunk_bytes) for p in cs]
     found = [p for chunk in chunks for copies in chunk.copies for p in copies]
     assert sorted(found, key=repr) == sorted(expected, key=repr)
 

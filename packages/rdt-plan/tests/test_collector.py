@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from rdt_plan._collector import collector_paused
+from rdt_plan.collector import collector_paused
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -7,7 +7,7 @@ from rdt_plan.chunks import Chunk, ServeChunk
 from rdt_plan.consumer_epoch import ConsumerAction, ConsumerEpoch, PostRead, Scatter
 from rdt_plan.epoch import EpochState, Finished, Quiesced
 from rdt_plan.errors import PeerProtocolError, PlanError, ProtocolError
-from rdt_plan.testing import read_chunks
+from rdt_plan.testing import read_chunks, snapshot
 
 
 def epoch_of(owners: Sequence[int], num_slots: int = 2) -> ConsumerEpoch:
@@ -197,6 +197,21 @@ def test_a_failed_scatter_aborts_and_says_which() -> None:
     assert epoch.scatter_failed(0, "no such module") == [
         Quiesced("chunk 0 (seq 0, l.0.a and 1 more) of producer 1: scatter failed: no such module")
     ]
+
+
+def test_a_scatter_that_failed_after_it_was_enqueued_cannot_complete() -> None:
+    epoch = epoch_of([1, 1])
+    epoch.ready(1, 0)
+    epoch.ready(1, 1)
+    epoch.read_done(0)
+    epoch.scatter_enqueued(0)
+    assert epoch.scatter_failed(0, "device lost") == []
+    before = snapshot(epoch)
+    with pytest.raises(ProtocolError, match=r"slot 0 .* is free: it cannot be completed now"):
+        epoch.scatter_completed(0)
+    assert snapshot(epoch) == before
+    [quiesced] = epoch.read_done(1)
+    assert isinstance(quiesced, Quiesced)
 
 
 def test_an_installer_may_give_a_chunk_back_after_an_abort() -> None:

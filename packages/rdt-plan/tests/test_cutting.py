@@ -1,4 +1,3 @@
-from dataclasses import replace
 from math import prod
 
 from hypothesis import given
@@ -86,16 +85,16 @@ def test_destinations_of_different_dims_are_cut_where_both_begin_a_row() -> None
 def test_repeating_and_reordering_placements_are_not_cut() -> None:
     source = whole(ParamMeta("w", "int8", (4, 6)))
     copy = copy_of(source, (4, 6), (6, 1))
-    repeated = replace(copy, shape=(2, 4, 6), stride=(24, 6, 1), source_stride=(0, 6, 1))
-    reordered = replace(copy, shape=(6, 4), stride=(4, 1), source_stride=(1, 6))
-    partial = replace(copy, shape=(2, 6), stride=(6, 1), source_stride=(6, 1))
+    repeated = copy._replace(shape=(2, 4, 6), stride=(24, 6, 1), source_stride=(0, 6, 1))
+    reordered = copy._replace(shape=(6, 4), stride=(4, 1), source_stride=(1, 6))
+    partial = copy._replace(shape=(2, 6), stride=(6, 1), source_stride=(6, 1))
     for other in (repeated, reordered, partial):
         assert cut(source, [copy, other], max_bytes=1) == [(source, (copy, other))]
 
 
 def test_a_cast_counts_source_bytes_and_single_elements_may_exceed_the_cap() -> None:
     source = whole(ParamMeta("w", "bfloat16", (4,)))
-    copy = replace(copy_of(source, (4,), (1,)), dtype="float32")
+    copy = copy_of(source, (4,), (1,))._replace(dtype="float32")
     assert [s.numel for s, _ in cut(source, [copy], max_bytes=4)] == [2, 2]
     assert [s.shape for s, _ in cut(source, [copy], max_bytes=1)] == [(), (), (), ()]
 

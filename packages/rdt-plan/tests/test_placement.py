@@ -21,17 +21,17 @@ def test_drawn_writes_are_accepted(data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (replace(COPY, stride=(5,)), r"m\.a\.weight, from 'w': expected one stride a dim"),
-        (replace(COPY, source_stride=(3, 1, 1)), "expected one stride a dim"),
-        (replace(COPY, offset=-1), "no negative value"),
-        (replace(COPY, shape=(2, -3)), "no negative value"),
-        (replace(COPY, stride=(-5, 1)), "no negative value"),
-        (replace(COPY, source_stride=(-3, 1)), "no negative value"),
-        (replace(COPY, stride=(5, 0)), "written once"),
-        (replace(COPY, dtype="half"), "unknown dtype 'half'"),
-        (replace(COPY, source_stride=(4, 1)), "packed elements below 6, found one at 6"),
-        (replace(COPY, source_stride=(3, 2)), "packed elements below 6, found one at 7"),
-        (replace(COPY, shape=(3, 3), stride=(5, 1)), "below 6, found one at 8"),
+        (COPY._replace(stride=(5,)), r"m\.a\.weight, from 'w': expected one stride a dim"),
+        (COPY._replace(source_stride=(3, 1, 1)), "expected one stride a dim"),
+        (COPY._replace(offset=-1), "no negative value"),
+        (COPY._replace(shape=(2, -3)), "no negative value"),
+        (COPY._replace(stride=(-5, 1)), "no negative value"),
+        (COPY._replace(source_stride=(-3, 1)), "no negative value"),
+        (COPY._replace(stride=(5, 0)), "written once"),
+        (COPY._replace(dtype="half"), "unknown dtype 'half'"),
+        (COPY._replace(source_stride=(4, 1)), "packed elements below 6, found one at 6"),
+        (COPY._replace(source_stride=(3, 2)), "packed elements below 6, found one at 7"),
+        (COPY._replace(shape=(3, 3), stride=(5, 1)), "below 6, found one at 8"),
         (replace(FILL, stride=(4, 0)), r"^scale: expected every destination element"),
         (replace(FILL, shape=(2,)), "one stride a dim"),
         (replace(FILL, offset=-4), "no negative value"),
@@ -43,7 +43,7 @@ def test_contradictions_are_refused_by_name(write, message: str) -> None:
 
 
 def test_broadcasts_casts_and_empty_copies_are_fine() -> None:
-    check_write(replace(COPY, shape=(4, 2, 3), stride=(10, 5, 1), source_stride=(0, 3, 1)))
-    check_write(replace(COPY, dtype="float32"))
-    check_write(replace(COPY, slice=Slice("w", "bfloat16", 0, (0,), (1,)), shape=(0, 3)))
-    check_write(replace(COPY, shape=(), stride=(), source_stride=()))
+    check_write(COPY._replace(shape=(4, 2, 3), stride=(10, 5, 1), source_stride=(0, 3, 1)))
+    check_write(COPY._replace(dtype="float32"))
+    check_write(COPY._replace(slice=Slice("w", "bfloat16", 0, (0,), (1,)), shape=(0, 3)))
+    check_write(COPY._replace(shape=(), stride=(), source_stride=()))

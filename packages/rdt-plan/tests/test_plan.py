@@ -331,8 +331,8 @@ def test_modules_without_bytes_are_listed_and_empty_copies_dropped() -> None:
     empty = Slice("embed", "int8", 0, (0,), (1,))
     nothing = Placement(empty, "hollow", "weight", 0, (0, 4), (4, 1), "int8", (4, 1))
     fill = Fill("padded", "weight", 0, (2,), (1,), "int8", 0)
-    nowhere = replace(copy(EMBED, "hollow", "x"), shape=(0, 4))
-    plan = plan_of([nothing, fill, copy(NORM), replace(nothing, module="m", param="x"), nowhere])
+    nowhere = copy(EMBED, "hollow", "x")._replace(shape=(0, 4))
+    plan = plan_of([nothing, fill, copy(NORM), nothing._replace(module="m", param="x"), nowhere])
     assert plan.modules_without_chunks == ("hollow", "padded")
     assert plan.modules == ("m", "hollow", "padded")
     assert [p.param for c in plan.chunks for p in c.placements] == ["weight"]
@@ -351,7 +351,7 @@ def test_a_plan_of_fills_only_reads_nothing() -> None:
     [
         ([copy(replace(NORM, name="nrm"))], {}, PlanError, r"m\.weight: 'nrm' is not in the"),
         ([copy(replace(NORM, shape=(5,)))], {}, SliceError, "'norm'.*ends at byte 5"),
-        ([replace(copy(NORM), stride=(0,))], {}, PlanError, "written once"),
+        ([copy(NORM)._replace(stride=(0,))], {}, PlanError, "written once"),
         ([copy(NORM)], {"worker": 2}, RoutingError, "found worker 2"),
         ([], {"worker": 2}, RoutingError, "found worker 2"),
         ([copy(NORM)], {"num_slots": 0}, PlanError, "num_slots=0"),

@@ -58,5 +58,5 @@ def changed_chunks(chunk):
         {"dtype": "complex128"},
         {"source_stride": (*placement.source_stride, 1)},
     ):
-        changed = replace(placement, **change)
+        changed = placement._replace(**change)
         yield replace(chunk, placements=(changed, *chunk.placements[1:]))

@@ -297,3 +297,26 @@ def test_standing_groups_neither_take_nor_need_the_lookahead() -> None:
     pack(epoch, A, 1)
     assert epoch.done(A, 1) == [Release(1)]
     assert epoch.may_publish()
+
+
+@pytest.mark.parametrize(
+    ("chunk_groups", "num_incomplete"),
+    [
+        ({A: [0, 1, 1, 2]}, 2),
+        ({A: [0, 1]}, 1),  # it reads the last group elsewhere, or not at all
+        ({A: [0], B: [1, 2]}, 2),  # they commit together, so it is enough that one lacks something
+        ({A: [0], B: [2], C: [0, 1]}, 1),  # the other replica waits for neither
+        ({A: [2], C: []}, 2),
+        ({C: []}, 3),
+        ({}, 3),  # nobody can have anything of it
+    ],
+)
+def test_how_many_groups_leave_every_replica_incomplete(
+    chunk_groups: Mapping[ConsumerId, Sequence[int]], num_incomplete: int
+) -> None:
+    assert epoch_of(chunk_groups).num_incomplete == num_incomplete
+
+
+def test_groups_count_in_the_order_in_which_they_are_published() -> None:
+    assert epoch_of({A: [2, 0]}, groups=(1, 2, 0)).num_incomplete == 2
+    assert epoch_of({A: [1, 2]}, groups=(1, 2, 0)).num_incomplete == 1

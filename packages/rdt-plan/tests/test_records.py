@@ -150,7 +150,7 @@ def test_the_form_is_plain() -> None:
         "wire_name": "rdt-0",
         "metadata": "AP8=",
         "manifest_digest": DIGEST,
-        "sources": [[7], [4096], [1]],
+        "sources": [[8], [4096], [1]],
     }
     assert through_json(EPOCH) == {"session": ID, "epoch": 1, "live": [[[0, 1], ID]]}
     assert through_json(OFFER)["slots"] == [[4096, 16, 0]]
@@ -178,14 +178,14 @@ def test_the_form_is_plain() -> None:
         (
             PRODUCER,
             "sources",
-            [[2, 1], [1, 9], [0, 0]],
+            [[2, 0], [1, 9], [0, 0]],
             "sources: expected each parameter once, in",
         ),
         (
             PRODUCER,
             "sources",
-            [[2, 2], [1, 9], [0, 0]],
-            "sources: expected each parameter once, in",
+            [[1 << 62, 1 << 62, 2], [1, 9, 9], [0, 0, 0]],
+            r"sources: param: expected an integer of 0 to 2\*\*63-1, found 9223372036854775809",
         ),
         (JOB, "wire_version", 0, "wire_version: expected at least 1"),
         (JOB, "num_producers", 2, r"producers: expected each rank below 2 once, found \[0\]"),

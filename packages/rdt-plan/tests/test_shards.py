@@ -1,5 +1,4 @@
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
@@ -78,7 +77,7 @@ def test_pieces_of_any_owners_write_what_the_uncut_slice_writes(data: st.DataObj
     slice_ = data.draw(any_slices(meta))
     assume(slice_.numel)
     copies = data.draw(st.lists(any_placements(slice_), min_size=1, max_size=3))
-    copies = [replace(copy, param=f"p{number}") for number, copy in enumerate(copies)]
+    copies = [copy._replace(param=f"p{number}") for number, copy in enumerate(copies)]
     source = bytes(i % 251 + 1 for i in range(meta.num_bytes))
     expected = {copy.param: destination(copy) for copy in copies}
     for copy in copies:

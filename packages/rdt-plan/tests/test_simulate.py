@@ -152,6 +152,7 @@ def test_the_others_finish_when_replicas_are_dropped(
     st.integers(0, 2),
     st.integers(0, 1),
     st.integers(0, 1),
+    st.integers(0, 1),
 )
 def test_whatever_goes_wrong_ends_quiesced_and_the_next_epoch_heals(
     data: st.DataObject,
@@ -161,6 +162,7 @@ def test_whatever_goes_wrong_ends_quiesced_and_the_next_epoch_heals(
     num_aborts: int,
     num_read_failures: int,
     num_pack_failures: int,
+    num_replacements: int,
 ) -> None:
     drops = data.draw(st.lists(st.sampled_from(fleet.replicas), max_size=2))
     faults = Faults(
@@ -169,12 +171,13 @@ def test_whatever_goes_wrong_ends_quiesced_and_the_next_epoch_heals(
         num_aborts=num_aborts,
         num_read_failures=num_read_failures,
         num_pack_failures=num_pack_failures,
+        num_replacements=num_replacements,
         num_stale_events=4,
         duplicate_rate=0.1,
     )
     report = fleet.run(seed, num_epochs, faults)
     assert len(report.commits) == num_epochs
-    num_causes = num_aborts + num_read_failures + num_pack_failures + len(drops)
+    num_causes = num_aborts + num_read_failures + num_pack_failures + num_replacements + len(drops)
     assert len(report.failures) <= num_causes
     for epoch, committed in report.commits.items():
         assert committed or epoch in report.failures

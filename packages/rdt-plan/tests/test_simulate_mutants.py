@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from rdt_plan.consumer_epoch import ConsumerEpoch, Scatter
 from rdt_plan.direct import DirectRule
 from rdt_plan.doorbell import Doorbell
 from rdt_plan.epoch import EpochState, Finished
+from rdt_plan.groups import rank_schedule
 from rdt_plan.identity import ConsumerId
 from rdt_plan.lanes import lanes_of
 from rdt_plan.mailbox import Mailbox, Verdict
@@ -206,6 +208,20 @@ class ReadyWhenEnqueued(ProducerEpoch):
 class WithoutCredit(ProducerEpoch):
     def may_publish(self) -> bool:
         return self.state is EpochState.RUNNING and self._num_published < len(self._groups)
+
+
+class HoldsTheLastGroupBack(ProducerEpoch):
+    """As if each replica read something of every group."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.num_incomplete = max(len(self._groups) - 1, 0)
+
+
+class HoldsNothingBack(ProducerEpoch):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.num_incomplete = len(self._groups)
 
 
 class ReleasedUnderPacks(ProducerEpoch):
@@ -424,3 +440,32 @@ def test_a_mutant_is_caught_by_what_is_read_directly(
     monkeypatch.setattr(place, mutant)
     found = violations(faults, direct)
     assert any(says in each for each in found), found
+
+
+@pytest.mark.parametrize("mutant", [HoldsTheLastGroupBack, HoldsNothingBack])
+def test_a_replica_that_commits_before_standing_tensors_were_looked_at_is_caught(
+    monkeypatch: pytest.MonkeyPatch, mutant: type[ProducerEpoch]
+) -> None:
+    """Two ranks hold the same, so the worker reads the last group of one of them elsewhere."""
+    params = [ParamMeta(f"l.{each}.w", "int8", (1,), (0, 1)) for each in range(2)]
+    manifest = Manifest.build(params)
+    copies = [Placement(s, s.name, "w", 0, (1,), (1,), "int8", (1,)) for s in map(whole, params)]
+    names = frozenset(param.name for param in params)
+    rule = DirectRule({0: names, 1: names}, frozenset((name, "w") for name in names))
+    plan = build_plan(manifest, copies, ConsumerId(0, 0), num_workers=1, direct=rule)
+    assert {chunk.owner for chunk in plan.chunks} == {0, 1}
+    groups = {rank: rank_schedule(manifest, rank) for rank in range(2)}
+
+    def found() -> list[str]:
+        faults = Faults(num_replacements=2)
+        runs = (
+            simulate(
+                [plan], groups, lookahead=0, seed=s, num_epochs=4, faults=faults, standing=groups
+            )
+            for s in range(5 * NUM_SEEDS)
+        )
+        return [each for report in runs for each in report.violations]
+
+    assert found() == []
+    monkeypatch.setattr(MACHINE, mutant)
+    assert any("sources changed" in each for each in found())

@@ -75,9 +75,9 @@ def test_a_program_without_inputs_has_no_chunk() -> None:
     [
         ([PROGRAM, PROGRAM], [], "expected one a module, found two"),
         ([replace(PROGRAM, statements=())], [], "at least one statement"),
-        ([PROGRAM], [replace(PLACEMENT, param="weight")], "among its statements"),
+        ([PROGRAM], [PLACEMENT._replace(param="weight")], "among its statements"),
         ([PROGRAM], [Fill("norm", "weight", 0, (), (), "int8", 0)], "among its statements"),
-        ([], [replace(PLACEMENT, param="%1")], "none into its inputs"),
+        ([], [PLACEMENT._replace(param="%1")], "none into its inputs"),
         (
             [replace(PROGRAM, registers=(Target("weight"), Input(WHOLE._replace(name="x"))))],
             [],

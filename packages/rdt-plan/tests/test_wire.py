@@ -40,7 +40,7 @@ MANIFEST = Manifest.build(
 GOLDEN_MANIFEST = (
     b'{"body":{"groups":[["pre",1],["l.0",1]],"params":['
     b'["embed","bfloat16",[4,2],[0,1],[],[]],["l.0.w","float32",[],[0],[1],["replicate"]]]},'
-    b'"kind":"manifest","v":3}'
+    b'"kind":"manifest","v":4}'
 )
 
 
@@ -59,9 +59,11 @@ SERVE = '[0,0,0,8,[["embed","bfloat16",2,[4],[1]]],[0]]'
 MANIFEST_DIGEST = golden_plan().manifest_digest
 PLAN_DIGEST = golden_plan().digest
 GOLDEN_TABLE = (
-    f'{{"body":{{"chunks":[{SERVE}],"num_slots":2,"owner":1,'
-    f'"plan_digest":"{PLAN_DIGEST}","slot_bytes":16}},"kind":"chunk_table","v":3}}'
+    f'{{"body":{{"chunks":[[0,0,0,8,1]],"names":["embed"],"num_slots":2,"owner":1,'
+    f'"plan_digest":"{PLAN_DIGEST}","regions":[["bfloat16",2,[4],[1]]],"slices":[0],'
+    f'"slot_bytes":16}},"kind":"chunk_table","v":4}}'
 ).encode()
+NUMBERED_TABLE = GOLDEN_TABLE.replace(b'["embed"]', b"[0]")
 GOLDEN_PLAN = (
     f'{{"body":{{"chunks":[[0,1,{SERVE},0,'
     f'[[0,"emb","weight",0,[2,2],[2,1],"bfloat16",[2,1]]],["emb"],["emb"]]],"consumer":[3,1],'
@@ -71,7 +73,7 @@ GOLDEN_PLAN = (
     f'["emb","weight",4,[2,2],[2,1],"bfloat16","-inf"]],'
     f'"manifest_digest":"{MANIFEST_DIGEST}","max_chunk_bytes":67108864,'
     f'"modules_without_chunks":[],"num_slots":2,"programs":[],"schedule":[0]}},'
-    f'"kind":"sync_plan","v":3}}'
+    f'"kind":"sync_plan","v":4}}'
 ).encode()
 
 
@@ -79,11 +81,16 @@ def decode_own_table(data: bytes) -> ChunkTable:
     return decode_table(data, ConsumerId(3, 1))
 
 
+def decode_numbered(data: bytes) -> ChunkTable:
+    return decode_table(data, ConsumerId(3, 1), ("embed", "l.0.w"))
+
+
 FREE_LISTS = {  # those whose lengths nothing else in the golden message fixes
     decode_manifest: {
         ("body", "params", 0, 2),  # a shape
     },
-    decode_own_table: {("body", "chunks")},
+    decode_own_table: set(),
+    decode_numbered: set(),
     decode_plan: {
         ("body", "chunks"),
         ("body", "chunks", 0, 4),  # placements
@@ -98,10 +105,12 @@ def test_golden_messages() -> None:
     plan = golden_plan()
     assert encode_manifest(MANIFEST) == GOLDEN_MANIFEST
     assert encode_table(plan.table(1)) == GOLDEN_TABLE
+    assert encode_table(plan.table(1), {"embed": 0, "l.0.w": 1}) == NUMBERED_TABLE
     assert encode_plan(plan) == GOLDEN_PLAN
     assert decode_manifest(GOLDEN_MANIFEST) == MANIFEST
     assert manifest_names(GOLDEN_MANIFEST) == ("embed", "l.0.w")
-    assert decode_own_table(GOLDEN_TABLE) == plan.table(1)
+    assert decode_own_table(GOLDEN_TABLE) == decode_numbered(GOLDEN_TABLE) == plan.table(1)
+    assert decode_numbered(NUMBERED_TABLE) == plan.table(1)
     assert decode_plan(GOLDEN_PLAN) == plan
     types = [type(fill.value) for fill in decode_plan(GOLDEN_PLAN).fills]
     assert types == [int, bool, float, float]
@@ -109,7 +118,7 @@ def test_golden_messages() -> None:
 
 def test_golden_digests() -> None:
     assert MANIFEST.digest == "ee7a9c693351fe2d38b789cda692b64572d92d2d75c5b2a31ba5161421a151c3"
-    assert PLAN_DIGEST == "52214c5d58b126ae5975a0c2d1d9b7c04a2783875930be9a15b379946be6654b"
+    assert PLAN_DIGEST == "d95bc724ae258fd8a26adb12c394daca18e6919ebab9a58369c0f7b78b52e970"
 
 
 @pytest.mark.parametrize("old", [b'"embed"', b"[4,2],", b'"groups"'])
@@ -128,6 +137,8 @@ def test_round_trips(case) -> None:
     for owner in plan.owners:
         table = plan.table(owner)
         assert decode_table(encode_table(table), table.consumer) == table
+        numbered = encode_table(table, manifest.numbers)
+        assert decode_table(numbered, table.consumer, manifest.names) == table
 
 
 @pytest.mark.parametrize(
@@ -135,19 +146,20 @@ def test_round_trips(case) -> None:
     [
         (decode_manifest, GOLDEN_MANIFEST),
         (decode_own_table, GOLDEN_TABLE),
+        (decode_numbered, NUMBERED_TABLE),
         (decode_plan, GOLDEN_PLAN),
     ],
 )
 class TestStrict:
     def test_another_version_names_both(self, decode, golden: bytes) -> None:
-        data = golden.replace(b'"v":3', b'"v":7')
-        with pytest.raises(WireFormatError, match=r"wire version 7: expected version 3"):
+        data = golden.replace(b'"v":4', b'"v":7')
+        with pytest.raises(WireFormatError, match=r"wire version 7: expected version 4"):
             decode(data)
 
     @pytest.mark.parametrize("version", [b"true", b"1.0", b'"1"', b"null", b"[1]"])
     def test_the_version_is_an_integer(self, decode, golden: bytes, version: bytes) -> None:
         with pytest.raises(WireFormatError):
-            decode(golden.replace(b'"v":3', b'"v":' + version))
+            decode(golden.replace(b'"v":4', b'"v":' + version))
 
     def test_another_kind(self, decode, golden: bytes) -> None:
         data = re.sub(rb'"kind":"\w+"', b'"kind":"letter"', golden)
@@ -171,7 +183,7 @@ class TestStrict:
                 assign(message, path, wrong)
                 if not refused(decode, message):
                     accepted.append((path, wrong))
-        assert [(path, wrong) for path, wrong in accepted if not is_fill_value(path)] == []
+        assert [each for each in accepted if not is_free(*each)] == []
 
     def test_every_list_that_is_longer(self, decode, golden: bytes) -> None:
         accepted = []
@@ -199,7 +211,7 @@ class TestStrict:
                 with pytest.raises(WireFormatError):
                     decode(json.dumps(message).encode())
         with pytest.raises(WireFormatError, match="each key once"):
-            decode(golden[:-1] + b',"v":3}')
+            decode(golden[:-1] + b',"v":4}')
 
     def test_too_large(self, decode, golden: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(wire_module, "MAX_MESSAGE_BYTES", len(golden) - 1)
@@ -233,8 +245,10 @@ def refused(decode, message: Any) -> bool:
     return False
 
 
-def is_fill_value(path: tuple) -> bool:
-    """A fill may have any integer for its value."""
+def is_free(path: tuple, value: Any) -> bool:
+    """A fill may have any integer for its value, and a table's row no slot: it is direct then."""
+    if path[:2] == ("body", "chunks") and path[3:] == (2,):
+        return value is None
     return path[:2] == ("body", "fills") and path[3:] == (6,)
 
 
@@ -261,12 +275,17 @@ def test_bad_manifests_are_refused_with_the_place(old: bytes, new: bytes, messag
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (b"2,[4],[1]", b"2,[2,2],[2,1]", r"chunks\[0\]\.slices\[0\]\.slice: expected the can"),
+        (b"2,[4],[1]", b"2,[2,2],[2,1]", r"regions\[0\]\.slice: expected the canonical"),
         (b"2,[4],[1]", b"2,[4],[0]", "source_stride"),
         (b"2,[4],[1]", b"2,[4],[1,1]", "one stride a dim"),
         (b'"bfloat16"', b'"bf16"', "unknown dtype"),
-        (b"]],[0]]", b"]],[]]", r"offsets: expected one a slice \(1\), found 0"),
-        (b"[0,0,0,8,", b"[0,0,null,8,", "offsets: expected none without a slot, found 1"),
+        (b'"slices":[0]', b'"slices":[1]', "slices: expected integers below 1, found 1"),
+        (b'"slices":[0]', b'"slices":[0,0]', r"names: expected one a slice \(2\), found 1"),
+        (b"[1]]],", b'[1]],["int8",0,[4],[1]]],', "regions: expected each once, and none that"),
+        (b"[0,0,0,8,1]", b"[0,0,0,8,2]", "num_slices: expected at most 1, found 2"),
+        (b"[0,0,0,8,1]", b"[0,0,0,8,0]", "slices: expected those of the chunks, found more"),
+        (b'["embed"]', b"[0]", "the manifest that numbers them is unknown"),
+        (b'["embed"]', b'["embed",0]', "names: expected a string, found 0"),
         (b'"num_slots":2', b'"num_slots":0', "num_slots: expected at least 1"),
         (PLAN_DIGEST.encode(), b"f" * 63 + b"F", "64 lower-case hexadecimal digits"),
         (PLAN_DIGEST.encode(), b"f" * 63, "64 lower-case hexadecimal digits"),
@@ -293,6 +312,12 @@ def test_bad_tables_are_refused_with_the_place(old: bytes, new: bytes, message: 
 def test_bad_plans_are_refused_with_the_place(old: bytes, new: bytes, message: str) -> None:
     with pytest.raises(WireFormatError, match=message):
         decode_plan(GOLDEN_PLAN.replace(old, new, 1))
+
+
+@pytest.mark.parametrize("steps", [b"[2]", b'[0,"embed"]', b"[-1]", b"[0,0]"])
+def test_names_beyond_the_manifest_are_refused(steps: bytes) -> None:
+    with pytest.raises(WireFormatError, match="names"):
+        decode_numbered(NUMBERED_TABLE.replace(b'[0],"num', steps + b',"num', 1))
 
 
 def test_messages_of_other_packages_use_the_same_envelope() -> None:

@@ -6,10 +6,12 @@ import pytest
 
 from rdt_plan import (
     ConsumerId,
+    DirectRule,
     Manifest,
     ParamMeta,
     Placement,
     SlotRegion,
+    SyncPlan,
     build_plan,
     encode_manifest,
     whole,
@@ -59,17 +61,25 @@ def job_of(*sources: SourceRegion) -> JobRecord:
     )
 
 
-def test_sources_are_found_by_name_and_those_of_no_parameter_are_left_out() -> None:
-    region = SourceRegion(1, 4096, 0)
-    job = job_of(region, SourceRegion(2, 8192, 0))
+def test_sources_of_what_is_read_directly_are_found_by_name() -> None:
+    """Names that nobody has published are `direct_pairs`' to miss, and so are strangers' ranks."""
+    job = job_of(SourceRegion(0, 512, 0), region := SourceRegion(1, 4096, 0))
     offer = make_offer(make_subscription(0, 0), job.producers[0])
 
-    assert _sources(job, {0: offer}) == {0: {"b": region}}
-    assert _sources(job, {}) == {}
+    assert _sources(job, MANIFEST.numbers, direct_plan("b"), {0: offer}) == {0: {"b": region}}
+    nowhere = replace(job, producers=(replace(job.producers[0], sources=()),))
+    assert _sources(nowhere, MANIFEST.numbers, direct_plan("b"), {0: offer}) == {0: {}}
+    assert _sources(job, {}, direct_plan("b"), {0: offer}) == {0: {}}
+    assert _sources(job, MANIFEST.numbers, direct_plan("a", "b"), {}) == {}
+
+
+def direct_plan(*params: str) -> SyncPlan:
+    rule = DirectRule({0: frozenset({"a", "b"})}, frozenset(("m", param) for param in params))
+    return build_plan(MANIFEST, WRITES, ConsumerId(0, 0), num_workers=1, direct=rule)
 
 
 def test_sources_of_another_incarnation_than_the_offer_s_are_refused() -> None:
     offer = make_offer(make_subscription(0, 0), make_producer(0))
 
     with pytest.raises(DisagreementError, match="producer 0 was replaced while this worker attac"):
-        _sources(job_of(), {0: offer})
+        _sources(job_of(), MANIFEST.numbers, direct_plan("a"), {0: offer})

@@ -6,10 +6,13 @@ Each start imports torch three times, so what one can show is asserted on one.
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,6 +77,42 @@ def visited() -> Visit:
         server.kill()
         server.wait(30)
     return Visit(announced[1], status, found)
+
+
+def children(pid: int) -> list[str]:
+    """The processes that one has spawned to probe with: all but the tracker of its resources."""
+    tasks = Path(f"/proc/{pid}/task")
+    found = " ".join((task / "children").read_text() for task in tasks.iterdir()).split()
+    commands = {each: Path(f"/proc/{each}/cmdline").read_text() for each in found}
+    return [each for each, command in commands.items() if "spawn_main" in command]
+
+
+@pytest.mark.parametrize("arguments", [["--serve"], []])
+def test_ctrl_c_ends_every_process_without_a_traceback(arguments: list[str]) -> None:
+    """As a terminal sends it: to all processes of the group."""
+    doctor = subprocess.Popen(
+        [*COMMAND, *arguments],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        if arguments:
+            assert doctor.stdout is not None
+            assert doctor.stdout.readline().startswith("serving")
+        else:
+            while not children(doctor.pid):
+                assert doctor.poll() is None
+                time.sleep(0.01)
+        os.killpg(doctor.pid, signal.SIGINT)
+        _, errors = doctor.communicate(timeout=60)  # they hold its pipes until they end
+    finally:
+        doctor.kill()
+        doctor.wait(30)
+    assert doctor.returncode == 130
+    assert errors == "rdt-doctor: interrupted\n"
 
 
 def test_a_machine_is_examined(visited: Visit) -> None:

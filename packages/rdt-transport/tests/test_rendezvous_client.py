@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rdt_plan import Manifest, ParamMeta, encode_manifest
 from rdt_plan.records import EpochRecord
 from rdt_transport.errors import (
     RendezvousError,
@@ -115,6 +116,20 @@ def test_a_trainer_of_another_wire_version_is_told_apart_before_its_manifest_is_
         worker.subscribe(make_subscription(0, 0, wire_version=ours), WAIT_SECONDS)
 
 
+def test_names_are_numbered_by_the_manifest_that_a_client_published_or_fetched(
+    connect: Connect,
+) -> None:
+    manifest = Manifest.build([ParamMeta(name, "int8", (4,)) for name in ("b", "a")])
+    trainer, worker = connect(), connect()
+    assert worker.numbers() == {}
+    trainer.publish(make_producer(0), manifest, WAIT_SECONDS)
+
+    assert worker.job(WAIT_SECONDS).manifest == encode_manifest(manifest)
+    assert trainer.numbers() == worker.numbers() == {"b": 0, "a": 1}
+    worker.know(Manifest.build(manifest.params[:1]))
+    assert worker.numbers() == {"b": 0}
+
+
 def test_large_manifest_arrives_whole(connect: Connect) -> None:
     manifest = bytes(range(256)) * (64 << 10)  # 16 MiB
     connect().publish(make_producer(0), manifest, WAIT_SECONDS)
@@ -125,14 +140,15 @@ def test_large_manifest_arrives_whole(connect: Connect) -> None:
 def test_plan_of_an_earlier_session_is_refused_by_what_job_said(connect: Connect) -> None:
     trainer, worker = connect(), connect()
     trainer.publish(make_producer(0), b"", WAIT_SECONDS)
-    worker.job(WAIT_SECONDS)
+    job = worker.job(WAIT_SECONDS)
+    assert worker.job(WAIT_SECONDS) is job  # not sent again
     trainer.leave()
     connect().publish(make_producer(0), b"", WAIT_SECONDS)
 
     with pytest.raises(RendezvousError, match="fetch the job again"):
         worker.subscribe(make_subscription(0, 0), WAIT_SECONDS)
 
-    worker.job(WAIT_SECONDS)
+    assert worker.job(WAIT_SECONDS).session != job.session
     worker.subscribe(make_subscription(0, 0), WAIT_SECONDS)
 
 
@@ -144,7 +160,7 @@ def test_consumer_whose_tables_cannot_be_read_is_dropped(
     trainer.publish(make_producer(0), b"", WAIT_SECONDS)
     sealed = SealedSubscription.seal(make_subscription(0, 0))
     broken = replace(sealed, tables=(sealed.tables[0]._replace(text="{}"),))
-    monkeypatch.setattr(SealedSubscription, "seal", lambda _: broken)
+    monkeypatch.setattr(SealedSubscription, "seal", lambda *_: broken)
 
     worker.subscribe(sealed.head, WAIT_SECONDS)
 

@@ -144,6 +144,7 @@ def test_new_producer_incarnation_is_a_new_session(goodbye: bool) -> None:
     driver.producer(1)
     worker, subscription = driver.consumer(0, 0)
     before = driver.call(worker, ask.GetJob()).session
+    assert driver.call(worker, ask.GetJob(before)) is None  # it is known already
     driver.call(client, ask.Begin(0, 1))
     driver.call(worker, commit(subscription, 1))
 
@@ -151,7 +152,7 @@ def test_new_producer_incarnation_is_a_new_session(goodbye: bool) -> None:
         driver.call(client, ask.Leave())
     else:
         driver.lose(client)
-    waiting = driver.start(worker, ask.GetJob())
+    waiting = driver.start(worker, ask.GetJob(before))  # known, but not the next one
     anew, _ = driver.producer(0)
 
     after = driver.end(waiting).session

@@ -8,8 +8,19 @@ import pytest
 
 from rdt_plan import ChunkTable, ConsumerId, RdtPlanError
 from rdt_transport.errors import RendezvousProtocolError
-from rdt_transport.rendezvous.sealed import SealedOffer, SealedSubscription, SealedTable
-from rdt_transport.testing.job_records import make_offer, make_producer, make_subscription
+from rdt_transport.rendezvous.sealed import (
+    SealedOffer,
+    SealedSubscription,
+    SealedTable,
+    offers_form,
+    offers_of,
+)
+from rdt_transport.testing.job_records import (
+    incarnation,
+    make_offer,
+    make_producer,
+    make_subscription,
+)
 
 SUBSCRIPTION = make_subscription(0, 0, owners=(0, 2))
 SEALED = SealedSubscription.seal(SUBSCRIPTION)
@@ -80,12 +91,25 @@ def test_table_of_another_plan_is_found_when_opened() -> None:
 
 OFFER = make_offer(SUBSCRIPTION, make_producer(2))
 SEALED_OFFER = SealedOffer.seal(OFFER)
+ID = incarnation()
 
 
 def test_an_opened_offer_is_what_was_sealed() -> None:
-    again = SealedOffer.from_json(json.loads(json.dumps(SEALED_OFFER.to_json())))
+    (again,) = offers_of(json.loads(json.dumps(offers_form([SEALED_OFFER]))))
     assert again == SEALED_OFFER
     assert again.open() == OFFER
+
+
+def test_offers_of_one_ring_share_its_text() -> None:
+    other = SealedOffer.seal(replace(OFFER, consumer=ConsumerId(3, 0), consumer_incarnation=ID))
+    ring = SealedOffer.seal(replace(OFFER, wire_name="another"))
+    form = json.loads(json.dumps(offers_form([SEALED_OFFER, ring, other])))
+
+    assert form[0] == [SEALED_OFFER.text, ring.text]
+    first, second, third = offers_of(form)
+    assert (first, second, third) == (SEALED_OFFER, ring, other)
+    assert first.text is third.text
+    assert third.open().consumer == ConsumerId(3, 0)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[" * 10**6, SEALED_OFFER.text[:-1]])
@@ -97,18 +121,36 @@ def test_malformed_offer_is_found_when_opened(text: str) -> None:
 @pytest.mark.parametrize(
     "label",
     [
-        {"consumer": ConsumerId(0, 1)},
-        {"consumer_incarnation": "0" * 32},
-        {"rank": 1},
-        {"producer_incarnation": "0" * 32},
+        {"consumer": ConsumerId(-1, 1)},
+        {"consumer_incarnation": "0" * 31},
+        {"rank": -1},
+        {"producer_incarnation": "x" * 32},
     ],
 )
-def test_mislabelled_offer_is_found_when_opened(label: dict[str, Any]) -> None:
-    with pytest.raises(RendezvousProtocolError, match="is labelled"):
+def test_a_bad_label_is_found_when_an_offer_is_opened(label: dict[str, Any]) -> None:
+    with pytest.raises(RendezvousProtocolError, match="malformed offer"):
         SEALED_OFFER._replace(**label).open()
 
 
-@pytest.mark.parametrize("row", [None, {}, [], [0, 0, "a", 0, "b"], [0, 0, "a", "0", "b", "c"]])
+@pytest.mark.parametrize(
+    "row",
+    [
+        None,
+        {},
+        [],
+        [0, 0, "a", 0, "b"],
+        [0, 0, "a", "0", "b", 0],
+        [0, 0, "a", 0, "b", 1],
+        [0, 0, "a", 0, "b", -1],
+        [0, 0, "a", 0, "b", True],
+    ],
+)
 def test_an_offer_of_another_shape_is_refused(row: object) -> None:
     with pytest.raises(RendezvousProtocolError, match="must be a row of"):
-        SealedOffer.from_json(row)
+        offers_of([["text"], [row]])
+
+
+@pytest.mark.parametrize("form", [None, [], [[]], [[1], []], [{}, []], [[], {}], [[], [], []]])
+def test_offers_of_another_form_are_refused(form: object) -> None:
+    with pytest.raises(RendezvousProtocolError, match="a list of texts and one of rows"):
+        offers_of(form)

@@ -9,10 +9,19 @@ from contextlib import contextmanager
 import pytest
 
 from rdt_transport.errors import TornError
+from rdt_transport.memory import Arena
 from rdt_transport.rendezvous import ConsumerDropped, JobSettings
 from rdt_transport.serve_ring import ServeRing
 from rdt_transport.testing.fleet import Fleet
-from rdt_transport.testing.sample_job import draw, model, open_fleet, shards, shards_of
+from rdt_transport.testing.sample_job import (
+    draw,
+    expect_exact,
+    model,
+    open_fleet,
+    shards,
+    shards_of,
+    stable_tensors,
+)
 from rdt_transport.testing.wire_pair import MakeWire, expect_bytes
 
 WAIT_SECONDS = 20.0
@@ -156,6 +165,46 @@ def test_the_slots_of_a_ring_are_idle_when_its_last_reader_left(make_wire: MakeW
         assert {id(ring.arena) for ring in rings._rings.values()} == before
         fleet.sync(draw(MANIFEST, 1))
         expect_halves(fleet, 1, 0, 1, 2)
+
+
+def test_a_ring_of_direct_chunks_takes_no_slots(make_wire: MakeWire) -> None:
+    """Neither new ones nor those that are idle: the next ring that needs some gets them."""
+    manifest = model()
+    sources = [stable_tensors(manifest, 0)]
+    with open_fleet(make_wire, manifest, JobSettings(1), [1], sources=sources, live=()) as fleet:
+        rings = fleet.producers[0]._rings
+
+        def arena_of(live: tuple[()] | None) -> object:
+            """Of the one ring, once the consumer has come again."""
+            fleet.consumers[0].close()
+            fleet.clients[-1].leave()
+            settle(fleet, 0)
+            fleet._live = live
+            fleet.attach(0)
+            (ring,) = rings._rings.values()
+            return ring.arena
+
+        (staged,) = (ring.arena for ring in rings._rings.values())
+        assert staged is not None
+        assert arena_of(live=None) is None
+        assert rings._idle == [staged]
+        fleet.sync(draw(manifest, 1))
+        expect_exact(fleet, draw(manifest, 1))
+        assert arena_of(live=()) is staged
+        fleet.sync(draw(manifest, 2))
+        expect_exact(fleet, draw(manifest, 2))
+
+
+def test_a_ring_takes_the_smallest_idle_slots_that_fit(make_wire: MakeWire) -> None:
+    """Or the next one, of larger chunks, would have to make new ones."""
+    with fleet_of(make_wire) as fleet:
+        rings = fleet.producers[0]._rings
+        (table,) = {ring.table for ring in rings._rings.values() if len(ring.readers) == 2}
+        large, small = (Arena(table.num_slots, table.slot_bytes + more) for more in (64, 1))
+        rings._idle = [large, small]
+        assert rings._arena(table) is small
+        assert rings._arena(table) is large
+        assert rings._idle == []
 
 
 def settle(fleet: Fleet, index: int) -> None:

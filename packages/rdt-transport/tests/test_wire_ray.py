@@ -24,6 +24,7 @@ from rdt_transport.testing.ray_wires import (
 from rdt_transport.testing.wire_contract import CONTRACT, check_notify_both_ways_in_order
 from rdt_transport.testing.wire_pair import connected_pair, expect_refused, random_bytes, region_of
 from rdt_transport.testing.wire_refusals import check_disconnect, check_peer_gone
+from rdt_transport.wire import _ray_agent, _ray_served
 from rdt_transport.wire.base import Notification, PeerAddress, ReadDone, ReadFailed
 from rdt_transport.wire.nixl import NixlWire
 from rdt_transport.wire.ray import RayWire
@@ -250,6 +251,69 @@ def test_a_wire_whose_office_dies_says_so_when_it_is_polled(cluster):
                 time.sleep(0.02)
     finally:
         wire.close()
+
+
+def test_more_readers_than_ray_lets_call_at_once_wait_for_letters(cluster):
+    with PumpedWire(lambda: RayWire("server")) as server:
+        office = ray.get_actor(server.name, namespace="rdt")
+        names = [f"reader {number}" for number in range(1100)]
+        waiting = {name: office.take.remote(name, 60.0) for name in names}
+        letters = [(name, server.name, "note", b"now") for name in names]
+        assert ray.get(office.post.remote(letters), timeout=30)
+        for letter, found in zip(letters, ray.get(list(waiting.values()), timeout=30), strict=True):
+            assert found == [letter]
+
+
+@pytest.mark.timeout(120)
+def test_what_reads_leave_in_the_process_that_is_read_is_dropped(cluster, monkeypatch):
+    """Ray's agent is given a message by every read of another process, and takes none."""
+    program = f"""
+import ray, torch
+from rdt_transport.testing.pumped_wire import PumpedWire
+from rdt_transport.testing.wire_pair import region_of
+from rdt_transport.wire.ray import RayWire
+from rdt_transport.wire.base import PeerAddress
+ray.init(address={cluster!r}, log_to_driver=False)
+target = torch.zeros(100, dtype=torch.uint8)
+address, remote = eval(input(), {{"PeerAddress": PeerAddress, "Region": type(region_of(target))}})
+with PumpedWire(lambda: RayWire("reader", serves=False)) as reader:
+    reader.call(lambda wire: wire.register([target]))
+    reader.call(lambda wire: wire.connect(address, 20.0))
+    pairs = [(region_of(target), remote)]
+    handle = reader.call(lambda wire: wire.prepare_read(address.name, pairs))
+    for _ in range(12):
+        reader.call(lambda wire: wire.post(handle, b"read"))
+        reader.take(1)
+"""
+    monkeypatch.setattr(_ray_served, "_FORGET_EVERY", 5)
+    source = random_bytes(100, 1)
+    with PumpedWire(lambda: RayWire("server")) as server:
+        server.call(lambda wire: wire.register([source]))
+        given = repr((server.call(lambda wire: wire.address()), region_of(source)))
+        ran = subprocess.run([sys.executable, "-c", program], input=given, text=True, timeout=100)
+        assert ran.returncode == 0
+        assert len(server.take(12)) == 12
+        server.call(lambda wire: wire._jobs.run(lambda: None)).result(30)
+        left = _ray_agent._manager().get_nixl_agent().get_new_notifs()
+        assert sum(map(len, left.values())) < 12
+
+
+def test_one_that_cannot_be_made_leaves_the_cluster(cluster):
+    program = f"""
+import ray
+from rdt_transport.wire import _ray_direct
+from rdt_transport.wire.ray import RayWire
+def refuse(): raise ImportError("this Ray has no NIXL")
+_ray_direct.calm_agent = refuse
+try:
+    RayWire("reader", serves=False, address={cluster!r})
+except ImportError:
+    assert not ray.is_initialized()
+else:
+    raise AssertionError
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_importing_it_imports_no_ray():

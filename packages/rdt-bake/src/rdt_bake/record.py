@@ -1,8 +1,7 @@
 """Recording a model's own weight loaders, once, without any weight."""
 
-import gc
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import GeneratorType
 from typing import Any
 
@@ -23,6 +22,7 @@ from rdt_bake.recording import Recording, Uncovered
 from rdt_bake.tensors import geometry
 from rdt_bake.twins import MetaTwins
 from rdt_plan import ParamMeta, Write
+from rdt_plan.collector import collector_paused
 
 __all__ = ["no_exemption", "record"]
 
@@ -68,7 +68,7 @@ def record(
         OverlapError: writes overlap in a way that depends on their order.
         UnsupportedTensorError: sparse, conjugated, negated or foreign tensors.
     """
-    with _collector_paused():
+    with collector_paused():  # it would walk the whole engine's heap for each few objects
         try:
             return _recorded(model, load_weights, params, exempt)
         except LostValueError:
@@ -102,18 +102,6 @@ def _recorded(
         aliases=_aliases(twins),
         uncovered=tuple(each for each in lacking if not exempt(each.module, each.param)),
     )
-
-
-@contextmanager
-def _collector_paused() -> Generator[None]:
-    """A recording only adds objects; the collector would walk the whole engine's for each few."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _sources(params: Sequence[ParamMeta]) -> dict[str, Tensor]:

@@ -24,12 +24,10 @@ from rdt_plan.manifest import Manifest, ParamMeta
 from rdt_plan.placement import Fill, Placement, Write, check_write
 from rdt_plan.plan import SyncPlan
 from rdt_plan.slices import Slice
-from rdt_plan.table import ChunkTable
 
-__all__ = ["consumer_of", "manifest_of", "names_of", "plan_of", "table_of"]
+__all__ = ["consumer_of", "manifest_of", "names_of", "plan_of"]
 
 _MANIFEST = frozenset({"params", "groups"})
-_TABLE = frozenset({"owner", "plan_digest", "num_slots", "slot_bytes", "chunks"})
 _PLAN = frozenset(
     {
         "consumer",
@@ -92,18 +90,6 @@ def _group_of(row: Any) -> tuple[str, int]:
 def consumer_of(form: Any) -> ConsumerId:
     replica, worker = array(form, "consumer", 2)
     return ConsumerId(integer(replica, "replica"), integer(worker, "worker"))
-
-
-def table_of(form: Any, consumer: ConsumerId) -> ChunkTable:
-    form = fields(form, "chunk_table", _TABLE)
-    return ChunkTable(
-        consumer=consumer,
-        owner=integer(form["owner"], "owner"),
-        plan_digest=digest(form["plan_digest"], "plan_digest"),
-        num_slots=positive(form["num_slots"], "num_slots"),
-        slot_bytes=integer(form["slot_bytes"], "slot_bytes"),
-        chunks=rows(form["chunks"], "chunks", _serve_of),
-    )
 
 
 def _serve_of(row: Any) -> ServeChunk:

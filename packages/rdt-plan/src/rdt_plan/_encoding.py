@@ -1,7 +1,7 @@
-"""JSON forms of what crosses the wire; their digests are taken over the same forms.
+"""JSON forms of manifests and plans; a manifest's digest is taken over its form.
 
-Rows are arrays, not objects: a table may hold tens of thousands of slices. `rdt_plan._decoding`
-reads what is written here.
+Rows are arrays, not objects. `rdt_plan._decoding` reads what is written here; chunk tables are
+`rdt_plan._table_form`'s.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from rdt_plan.placement import Fill, Placement
     from rdt_plan.plan import SyncPlan
     from rdt_plan.slices import Slice
-    from rdt_plan.table import ChunkTable
 
-__all__ = ["consumer_form", "manifest_form", "plan_form", "table_form"]
+__all__ = ["consumer_form", "manifest_form", "plan_form", "plan_head"]
 
 
 def manifest_form(manifest: "Manifest") -> dict[str, Any]:
@@ -45,17 +44,6 @@ def _serve_form(chunk: "ServeChunk") -> tuple[Any, ...]:
         [slice_form(s) for s in chunk.slices],
         chunk.offsets,
     )
-
-
-def table_form(table: "ChunkTable") -> dict[str, Any]:
-    """Everything but the consumer: equal workers of two replicas send equal tables."""
-    return {
-        "owner": table.owner,
-        "plan_digest": table.plan_digest,
-        "num_slots": table.num_slots,
-        "slot_bytes": table.slot_bytes,
-        "chunks": [_serve_form(chunk) for chunk in table.chunks],
-    }
 
 
 def _placement_form(placement: "Placement", index_of: dict["Slice", int]) -> tuple[Any, ...]:
@@ -91,13 +79,17 @@ def _chunk_form(chunk: "Chunk") -> tuple[Any, ...]:
 
 
 def plan_form(plan: "SyncPlan") -> dict[str, Any]:
-    """Everything but the consumer: equal workers of two replicas hold equal plans."""
+    """Everything but the consumer."""
+    return {**plan_head(plan), "chunks": [_chunk_form(chunk) for chunk in plan.chunks]}
+
+
+def plan_head(plan: "SyncPlan") -> dict[str, Any]:
+    """All that `plan_form` says beside the chunks."""
     return {
         "manifest_digest": plan.manifest_digest,
         "schedule": plan.schedule,
         "num_slots": plan.num_slots,
         "max_chunk_bytes": plan.max_chunk_bytes,
-        "chunks": [_chunk_form(chunk) for chunk in plan.chunks],
         "fills": [_fill_form(fill) for fill in plan.fills],
         "modules_without_chunks": plan.modules_without_chunks,
         "programs": [program_form(program) for program in plan.programs],

@@ -17,6 +17,7 @@ __all__ = [
     "integer",
     "integers",
     "positive",
+    "refuse",
     "rows",
     "short_name",
     "string",
@@ -34,7 +35,7 @@ _HEX = frozenset("0123456789abcdef")
 T = TypeVar("T")
 
 
-def _refuse(where: str, expected: str, found: Any) -> NoReturn:
+def refuse(where: str, expected: str, found: Any) -> NoReturn:
     text = repr(found)
     if len(text) > 80:
         text = f"{text[:77]}..."
@@ -44,14 +45,14 @@ def _refuse(where: str, expected: str, found: Any) -> NoReturn:
 def integer(value: Any, where: str) -> int:
     """0 to `MAX_INTEGER`; a bool is no integer."""
     if type(value) is not int or not 0 <= value <= MAX_INTEGER:
-        _refuse(where, "an integer of 0 to 2**63-1", value)
+        refuse(where, "an integer of 0 to 2**63-1", value)
     return value
 
 
 def positive(value: Any, where: str) -> int:
     """1 to `MAX_INTEGER`."""
     if integer(value, where) == 0:
-        _refuse(where, "at least 1", value)
+        refuse(where, "at least 1", value)
     return value
 
 
@@ -66,7 +67,7 @@ def float_of(value: Any, where: str) -> float:
 
 def string(value: Any, where: str) -> str:
     if type(value) is not str:
-        _refuse(where, "a string", value)
+        refuse(where, "a string", value)
     return value
 
 
@@ -81,21 +82,21 @@ def short_name(value: Any, where: str) -> str:
 def hex32(value: Any, where: str) -> str:
     """16 bytes as 32 lower-case hexadecimal digits."""
     if len(string(value, where)) != 32 or not _HEX.issuperset(value):
-        _refuse(where, "32 lower-case hexadecimal digits", value)
+        refuse(where, "32 lower-case hexadecimal digits", value)
     return value
 
 
 def digest(value: Any, where: str) -> str:
     """A SHA-256 as 64 lower-case hexadecimal digits."""
     if not is_digest(value):
-        _refuse(where, "64 lower-case hexadecimal digits", value)
+        refuse(where, "64 lower-case hexadecimal digits", value)
     return value
 
 
 def array(value: Any, where: str, length: int | None = None) -> list[Any]:
     """A list, of ``length`` values if given."""
     if type(value) is not list or (length is not None and len(value) != length):
-        _refuse(where, "an array" if length is None else f"an array of {length} values", value)
+        refuse(where, "an array" if length is None else f"an array of {length} values", value)
     return value
 
 
@@ -122,5 +123,5 @@ def fields(value: Any, where: str, names: frozenset[str]) -> dict[str, Any]:
     """An object with exactly the keys ``names``."""
     if type(value) is not dict or value.keys() != names:
         found = sorted(value) if type(value) is dict else value
-        _refuse(where, f"an object with the keys {sorted(names)}", found)
+        refuse(where, f"an object with the keys {sorted(names)}", found)
     return value

@@ -30,6 +30,9 @@ class SimulatedProducer(SimulatedParty):
     The tensors of a group may be read directly from the end of the first direct chunk's pack, which
     stands for the publisher's event, until the group is released; in an epoch that is given up,
     until the rendezvous has said so: before that, who reads them may still commit.
+
+    Standing groups that leave every replica incomplete may be published before `confirm` has
+    looked at them: whoever reads one that is not what it was must not commit.
     """
 
     def __init__(
@@ -50,11 +53,12 @@ class SimulatedProducer(SimulatedParty):
         self.epoch = ProducerEpoch({}, (), lookahead)  # before the first: one that is over
         self.max_resident = 0
         self.num_packs = 0
-        self.num_pack_failures = 0  # to come
+        self.num_pack_failures = self.num_replacements = 0  # to come
         self.num_reached = 0  # groups of this epoch that this rank has come to
         self._num_gathered = len(self.groups)
         self._lookahead = lookahead
         self._standing = frozenset(standing)
+        self._is_confirmed = self._is_replaced = False  # of this epoch's standing groups
         self._num_epochs = num_epochs
         self._rings = SimulatedRings()
         self._newcomers: deque[tuple[ConsumerId, str, ChunkTable]] = deque()
@@ -105,9 +109,10 @@ class SimulatedProducer(SimulatedParty):
             group = self.groups[self._num_gathered]
             if all(each.has_reached(group, self.number) for each in ranks_of[group]):
                 steps.append(self._publish)
-        elif self._num_gathered < len(self.groups):
-            if self.epoch.may_publish() or not self.is_running:
-                steps.append(self._reach)
+        elif self._num_gathered < len(self.groups) and (not self.is_running or self._may_reach()):
+            steps.append(self._reach)
+        if self.is_running and not self._is_confirmed:
+            steps.append(self.confirm)
         if self._to_enqueue:
             steps.append(self._enqueue)
             if not self.is_running or not self._readers(self._to_enqueue[0]):
@@ -147,6 +152,8 @@ class SimulatedProducer(SimulatedParty):
         self._change_sources()
         self.number = epoch
         self.num_reached = self._num_gathered = 0
+        self._is_confirmed, self._is_replaced = False, self.num_replacements > 0
+        self.num_replacements -= self._is_replaced
         self._live = {who: name for who, name in live.items() if self._rings.serves(name)}
         self._open_rings = dict(self._rings.rings)
         tables = {who: self._rings.table(name) for who, name in self._live.items()}
@@ -188,6 +195,16 @@ class SimulatedProducer(SimulatedParty):
     def _ask(self) -> None:
         self._asked = self.number + 1
         self._tell(partial(self._rendezvous.begin, self.rank, self._asked))
+
+    def _may_reach(self) -> bool:
+        early = self.groups[: self.num_reached + 1]
+        is_early = len(early) <= self.epoch.num_incomplete and self._standing.issuperset(early)
+        return self.epoch.may_publish() and (self._is_confirmed or is_early)
+
+    def confirm(self) -> None:
+        self._is_confirmed = True
+        if self._is_replaced:
+            self.abort("a standing tensor was replaced")
 
     def _reach(self) -> None:
         self.num_reached += 1
@@ -260,7 +277,8 @@ class SimulatedProducer(SimulatedParty):
         if group not in self._resident:
             self._violate(f"{pack} reads group {group}, which is not resident")
         if (slot := self._slot(pack)) is None:
-            self.world.sources[self.rank, group] = self.number
+            is_wrong = self._is_replaced and group in self._standing
+            self.world.sources[self.rank, group] = None if is_wrong else self.number
         else:
             identity: Identity = (self.number, pack.ring, self.rank, pack.seq)
             self.world.serve[slot] = identity

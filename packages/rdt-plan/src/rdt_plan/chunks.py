@@ -2,16 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import NamedTuple
 
-from rdt_plan.cutting import cut
+from rdt_plan.cutting import Piece, cut
 from rdt_plan.direct import DirectRule, runs_within
-from rdt_plan.dtypes import ITEM_BYTES
 from rdt_plan.layout import PackLayout, pack_layouts
 from rdt_plan.placement import Placement
-from rdt_plan.slices import Slice
-from rdt_plan.streams import Stream
+from rdt_plan.slices import Slice, bytes_of
 
 __all__ = ["Chunk", "Draft", "ServeChunk", "chunked", "drafts_of"]
 
@@ -90,37 +87,41 @@ class Draft(NamedTuple):
 
 
 def drafts_of(
-    owner: int, stream: Stream, rule: DirectRule, max_chunk_bytes: int, max_direct_bytes: int
+    owner: int,
+    stream: Sequence[Piece],
+    rule: DirectRule,
+    max_chunk_bytes: int,
+    max_direct_bytes: int,
 ) -> list[Draft]:
     """The chunks of what ``owner`` serves of one group: those that ``rule`` makes direct first."""
     direct, rest = rule.split(owner, stream)
     drafts = []
-    for part in runs_within(direct, max_direct_bytes):
-        slices, copies = zip(*part, strict=True)
-        layout = PackLayout((), sum(slice_.num_bytes for slice_ in slices))
-        drafts.append(Draft(slices, copies, layout, is_direct=True))
+    for pieces, num_bytes in runs_within(direct, max_direct_bytes):
+        slices, copies = zip(*pieces, strict=True)
+        drafts.append(Draft(slices, copies, PackLayout((), num_bytes), is_direct=True))
     return drafts + chunked(rest, max_chunk_bytes) if rest else drafts
 
 
-def chunked(stream: Stream, max_chunk_bytes: int) -> list[Draft]:
+def chunked(pieces: Sequence[Piece], max_chunk_bytes: int) -> list[Draft]:
     """Cut and gather what one owner serves of one group into chunks, in first-use order.
 
     A slice is cut with all its placements, before pieces are compared, so that pieces that two
     slices share are packed once too. A chunk is closed when its next piece would take it past
     ``max_chunk_bytes``; a piece that cannot be cut further may exceed that alone. No slice may be
-    empty.
+    empty, and none may come twice.
 
     >>> slices = [Slice("w", "int8", 0, (n,), (1,)) for n in (40, 8)]
     >>> copies = [Placement(s, "m", "p", 0, s.shape, (1,), "int8", (1,)) for s in slices]
-    >>> stream = {slices[0]: (copies[0],), slices[1]: (copies[1],)}
-    >>> [[slice_.numel for slice_ in draft.slices] for draft in chunked(stream, 48)]
+    >>> pieces = [(slices[0], (copies[0],)), (slices[1], (copies[1],))]
+    >>> [[slice_.numel for slice_ in draft.slices] for draft in chunked(pieces, 48)]
     [[40], [8]]
     """
-    sizes = [prod(slice_.shape) * ITEM_BYTES[slice_.dtype] for slice_ in stream]
+    slices, copies = zip(*pieces, strict=True)
+    sizes = bytes_of(slices)
     if max(sizes) > max_chunk_bytes:
-        stream = _fitting(stream, max_chunk_bytes)
-        sizes = [slice_.num_bytes for slice_ in stream]
-    slices, copies = list(stream), list(stream.values())
+        fitting = _fitting(pieces, max_chunk_bytes)
+        slices, copies = tuple(fitting), tuple(fitting.values())
+        sizes = bytes_of(slices)
     drafts = []
     start = 0
     for layout in pack_layouts(sizes, max_chunk_bytes):
@@ -130,9 +131,9 @@ def chunked(stream: Stream, max_chunk_bytes: int) -> list[Draft]:
     return drafts
 
 
-def _fitting(stream: Stream, max_chunk_bytes: int) -> Stream:
-    pieces: Stream = {}
-    for slice_, copies in stream.items():
+def _fitting(pieces: Sequence[Piece], max_chunk_bytes: int) -> dict[Slice, tuple[Placement, ...]]:
+    fitting: dict[Slice, tuple[Placement, ...]] = {}
+    for slice_, copies in pieces:
         for piece, parts in cut(slice_, copies, max_chunk_bytes):
-            pieces[piece] = pieces.get(piece, ()) + parts
-    return pieces
+            fitting[piece] = fitting.get(piece, ()) + parts
+    return fitting

@@ -1,7 +1,7 @@
 """Cutting: a slice and everything that is copied from it, in pieces that fit a byte cap."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import lcm, prod
 
 from rdt_plan.dtypes import item_bytes
@@ -63,8 +63,7 @@ def cut(slice_: Slice, placements: Iterable[Placement], max_bytes: int) -> list[
             (
                 piece,
                 tuple(
-                    replace(
-                        placement,
+                    placement._replace(
                         slice=piece,
                         offset=region.offset,
                         shape=region.shape,

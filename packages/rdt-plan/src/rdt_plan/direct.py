@@ -4,23 +4,25 @@ Where a slice is one run of bytes on both sides, and the memory of both sides is
 stays where it is, one READ moves it: no pack, no slot, no scatter.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import repeat
 from math import prod
-from typing import TYPE_CHECKING
+from operator import contains
+from typing import TYPE_CHECKING, NamedTuple
 
+from rdt_plan._sources_form import Sources
 from rdt_plan.cutting import Piece, cut
 from rdt_plan.errors import PlanError
-from rdt_plan.placement import Placement
-from rdt_plan.slices import Slice, contiguous_stride
-from rdt_plan.streams import Stream
+from rdt_plan.placement import new_placement
+from rdt_plan.slices import Slice, bytes_of, contiguous_stride
 
 if TYPE_CHECKING:
     from rdt_plan.manifest import Manifest
     from rdt_plan.records import ProducerRecord
 
-__all__ = ["DirectRule", "is_run", "runs_within"]
+__all__ = ["DirectRule", "Part", "is_run", "runs_within"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class DirectRule:
 
     Attributes:
         sources: by rank, the names of which it holds what it holds as one registered, contiguous
-            tensor that stays where it is.
+            tensor that stays where it is; names that it does not hold may be among them.
         destinations: (module, param) of the tensors of the model that are live, contiguous and
             registered, and that stay where they are.
     """
@@ -50,17 +52,21 @@ class DirectRule:
             PlanError: a producer declares what it does not hold.
         """
         sources = {}
-        all_names, holders = [param.name for param in manifest.params], manifest.ownership.holders
-        for producer in producers:
-            rank, names = producer.rank, []
-            for number, _, _ in producer.sources:
-                if number >= len(all_names) or rank not in holders(all_names[number]):
-                    raise PlanError(
-                        f"producer {rank}: expected sources among the names that it holds, found "
-                        f"parameter {number} of {len(all_names)}"
-                    )
-                names.append(all_names[number])
-            sources[rank] = frozenset(names)
+        names = manifest.names
+        holders = list(map(manifest.ownership.holders_by_name.__getitem__, names))
+        num_held = manifest.ownership.num_held
+        everything = frozenset(names)
+        for producer in producers:  # they may have hundreds of thousands in all
+            rank, numbers = producer.rank, Sources.of(producer.sources).params
+            if numbers and numbers[-1] >= len(names):
+                raise _not_held(rank, numbers[-1], names)
+            if not all(map(contains, [holders[number] for number in numbers], repeat(rank))):
+                wrong = next(number for number in numbers if rank not in holders[number])
+                raise _not_held(rank, wrong, names)
+            if len(numbers) == num_held[rank]:  # all that it holds, and it serves no others
+                sources[rank] = everything
+            else:
+                sources[rank] = frozenset([names[number] for number in numbers])
         return cls(sources, frozenset(destinations))
 
     def without(self, modules: Collection[str]) -> "DirectRule":
@@ -68,7 +74,7 @@ class DirectRule:
         kept = {place for place in self.destinations if place[0] not in modules}
         return replace(self, destinations=frozenset(kept))
 
-    def split(self, owner: int, stream: Stream) -> tuple[list[Piece], Stream]:
+    def split(self, owner: int, stream: Sequence[Piece]) -> tuple[Sequence[Piece], Sequence[Piece]]:
         """What of ``stream``, which ``owner`` serves, is direct, and all else; both in order.
 
         Direct is a slice that has one placement, which copies all its bytes in order from one run
@@ -76,23 +82,37 @@ class DirectRule:
         """
         names = self.sources.get(owner)
         if not names:
-            return [], stream
+            return (), stream
         direct: list[Piece] = []
-        rest: Stream = {}
-        for slice_, copies in stream.items():
-            if slice_.name in names and len(copies) == 1 and self._takes(copies[0]):
-                direct.append((slice_, (_as_run(copies[0]),)))
-            else:
-                rest[slice_] = copies
+        rest: list[Piece] = []
+        destinations = self.destinations
+        for piece in stream:  # one turn for each slice of a plan
+            slice_, copies = piece
+            steps = slice_[4]
+            if steps in _RUNS and len(copies) == 1 and slice_[0] in names:
+                _, module, param, at, shape, stride, copied_dtype, source_stride = copies[0]
+                dtype, extents = slice_[1], slice_[3]
+                if (module, param) in destinations and copied_dtype == dtype:
+                    if shape == extents and stride == source_stride == steps:
+                        direct.append(piece)
+                        continue
+                    if _is_one_run(extents, shape, source_stride, stride):
+                        as_run = (slice_, module, param, at, extents, steps, dtype, steps)
+                        direct.append((slice_, (new_placement(as_run),)))
+                        continue
+            rest.append(piece)
         return direct, rest
 
-    def _takes(self, copy: Placement) -> bool:
-        return (
-            (copy.module, copy.param) in self.destinations
-            and copy.dtype == copy.slice.dtype
-            and is_run(copy.slice)
-            and _is_one_run(copy.slice.shape, copy.shape, copy.source_stride, copy.stride)
-        )
+
+_RUNS = ((1,), ())
+"""The strides of a canonical slice that is one run of bytes."""
+
+
+def _not_held(rank: int, number: int, names: Sequence[str]) -> PlanError:
+    return PlanError(
+        f"producer {rank}: expected sources among the names that it holds, found parameter "
+        f"{number} of {len(names)}"
+    )
 
 
 @lru_cache(maxsize=4096)  # a model's layers are alike
@@ -111,41 +131,40 @@ def _is_one_run(
     )
 
 
-def _as_run(copy: Placement) -> Placement:
-    _, _, _, shape, stride = copy.slice
-    if copy.shape == shape and copy.stride == copy.source_stride == stride:
-        return copy
-    return Placement(
-        copy.slice, copy.module, copy.param, copy.offset, shape, stride, copy.dtype, stride
-    )
-
-
 def is_run(slice_: Slice) -> bool:
     """Whether a canonical slice is one run of bytes.
 
     >>> is_run(Slice("w", "int8", 3, (4,), (1,))), is_run(Slice("w", "int8", 0, (4,), (2,)))
     (True, False)
     """
-    return slice_.stride in ((), (1,)) and prod(slice_.shape) > 0
+    return slice_.stride in _RUNS and prod(slice_.shape) > 0
 
 
-def runs_within(pieces: Iterable[Piece], max_bytes: int) -> list[list[Piece]]:
-    """Direct ``pieces`` in order, as many a list as fit ``max_bytes``; larger ones are cut.
+class Part(NamedTuple):
+    """Pieces that are read as one, and the bytes of their slices."""
 
+    pieces: list[Piece]
+    num_bytes: int
+
+
+def runs_within(pieces: Sequence[Piece], max_bytes: int) -> list[Part]:
+    """Direct ``pieces`` in order, as many a part as fit ``max_bytes``; larger ones are cut.
+
+    >>> from rdt_plan import Placement
     >>> runs = [Slice("w", "int8", at, (n,), (1,)) for at, n in ((0, 5), (8, 3))]
     >>> pieces = [(s, (Placement(s, "m", "p", 0, s.shape, (1,), "int8", (1,)),)) for s in runs]
-    >>> [[slice_.numel for slice_, _ in part] for part in runs_within(pieces, max_bytes=4)]
+    >>> [[slice_.numel for slice_, _ in part] for part, _ in runs_within(pieces, max_bytes=4)]
     [[4], [1, 3]]
     """
-    parts: list[list[Piece]] = []
-    room = 0
-    for piece in pieces:
-        num_bytes = piece[0].num_bytes
-        for slice_, copies in cut(*piece, max_bytes) if num_bytes > max_bytes else [piece]:
-            num_bytes = slice_.num_bytes
-            if not parts or num_bytes > room:
-                parts.append([])
-                room = max_bytes
-            parts[-1].append((slice_, copies))
-            room -= num_bytes
-    return parts
+    sizes = bytes_of(slice_ for slice_, _ in pieces)
+    if max(sizes, default=0) > max_bytes:
+        pieces = [each for piece in pieces for each in cut(*piece, max_bytes)]
+        sizes = bytes_of(slice_ for slice_, _ in pieces)
+    parts: list[Part] = []
+    start = total = 0
+    for end, num_bytes in enumerate(sizes):
+        if total + num_bytes > max_bytes and end > start:
+            parts.append(Part(list(pieces[start:end]), total))
+            start, total = end, 0
+        total += num_bytes
+    return [*parts, Part(list(pieces[start:]), total)] if pieces else parts

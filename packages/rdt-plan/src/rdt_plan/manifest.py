@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import count, pairwise
 from math import prod
 
 from rdt_plan._encoding import manifest_form
@@ -157,6 +157,16 @@ class Manifest:
     def by_name(self) -> Mapping[str, ParamMeta]:
         """Every parameter by its name."""
         return {param.name: param for param in self.params}
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Of its parameters, in order."""
+        return tuple(self.by_name)
+
+    @cached_property
+    def numbers(self) -> Mapping[str, int]:
+        """The position of every name."""
+        return dict(zip(self.by_name, count(), strict=False))
 
     @cached_property
     def group_by_name(self) -> Mapping[str, int]:

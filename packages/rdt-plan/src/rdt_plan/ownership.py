@@ -1,5 +1,6 @@
 """Ownership: which producer ranks hold which name, or which box of it."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -55,23 +56,27 @@ class Ownership:
         params = iter(manifest.params)
         for group in manifest.groups:
             found: dict[int, None] = {}
+            kinds: dict[int, Mapping[Cell, int]] = {}
             owners, number = None, -1
             for param in islice(params, len(group.names)):
                 if param.mesh_shape:
                     key = (param.shape, param.owners, param.mesh_shape, param.placements)
-                    if key not in known:
-                        known[key] = {
+                    cells = known.get(key)
+                    if cells is None:
+                        cells = known[key] = {
                             cell: numbers.setdefault(owners, len(numbers))
                             for cell, owners in _owners_by_cell(param).items()
                         }
-                    sets_by_cell[param.name] = known[key]
-                    found.update(dict.fromkeys(known[key].values()))
+                    sets_by_cell[param.name] = cells
+                    kinds[id(cells)] = cells
                     continue
                 if param.owners != owners:
                     owners = param.owners
                     number = numbers.setdefault(owners, len(numbers))
                     found[number] = None
                 set_by_name[param.name] = number
+            for cells in kinds.values():
+                found.update(dict.fromkeys(cells.values()))
             sets_by_group.append(tuple(found))
         return cls(tuple(numbers), set_by_name, sets_by_cell, tuple(sets_by_group))
 
@@ -98,8 +103,24 @@ class Ownership:
 
     def holders(self, name: str) -> frozenset[int]:
         """The ranks that hold something of ``name``; raises `OwnershipError` for an unknown one."""
-        cells = self.sets_by_cell.get(name)
-        return self._ranks[self.set_of(name)] if cells is None else self._ranks_by_cells[id(cells)]
+        found = self.holders_by_name.get(name)
+        return self._ranks[self.set_of(name)] if found is None else found
+
+    @cached_property
+    def holders_by_name(self) -> Mapping[str, frozenset[int]]:
+        """The ranks that hold something of each name."""
+        by_cells, ranks = self._ranks_by_cells, self._ranks
+        held = {name: ranks[number] for name, number in self.set_by_name.items()}
+        return held | {name: by_cells[id(cells)] for name, cells in self.sets_by_cell.items()}
+
+    @cached_property
+    def num_held(self) -> Counter[int]:
+        """Of how many names each rank holds something."""
+        kinds = {id(ranks): ranks for ranks in self.holders_by_name.values()}
+        num_held: Counter[int] = Counter()
+        for kind, number in Counter(map(id, self.holders_by_name.values())).items():
+            num_held.update(dict.fromkeys(kinds[kind], number))
+        return num_held
 
     @cached_property
     def _ranks(self) -> tuple[frozenset[int], ...]:

@@ -6,18 +6,20 @@ Offsets and strides count elements of ``dtype``, from the first element of that 
 storage).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import prod
+from typing import Any, NamedTuple, cast
 
 from rdt_plan.dtypes import item_bytes
 from rdt_plan.errors import ManifestError, PlanError
 from rdt_plan.slices import Slice, last_element
 
-__all__ = ["Fill", "Placement", "Write", "check_write"]
+__all__ = ["Fill", "Placement", "Write", "check_write", "new_placement"]
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):  # a large plan has hundreds of thousands
     """``slice``, read from its packed bytes, is copied into one destination region.
 
     Attributes:
@@ -41,6 +43,10 @@ class Placement:
     stride: tuple[int, ...]
     dtype: str
     source_stride: tuple[int, ...]
+
+
+new_placement = cast("Callable[[tuple[Any, ...]], Placement]", partial(tuple.__new__, Placement))
+"""The placement of a tuple of its fields: in half the time that ``Placement`` takes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from math import prod
+from operator import itemgetter
 
-from rdt_plan._collector import collector_paused
-from rdt_plan._encoding import plan_form
+from rdt_plan._plan_columns import plan_columns
 from rdt_plan.chunks import Chunk, Draft, ServeChunk, drafts_of
+from rdt_plan.collector import collector_paused
 from rdt_plan.digest import digest_of
 from rdt_plan.direct import DirectRule
 from rdt_plan.dtypes import item_bytes
@@ -19,13 +20,16 @@ from rdt_plan.groups import group_schedule
 from rdt_plan.identity import ConsumerId
 from rdt_plan.lanes import lanes_of, slots_of
 from rdt_plan.manifest import Manifest
-from rdt_plan.placement import Fill, Write
+from rdt_plan.placement import Fill, Placement, Write
 from rdt_plan.program import Program
+from rdt_plan.slices import Slice
 from rdt_plan.staging import check_programs, is_staging, staging_bytes, stagings
 from rdt_plan.streams import streams_of
 from rdt_plan.table import ChunkTable, slot_bytes
 
 __all__ = ["ChunkTable", "ConsumerId", "SyncPlan", "build_plan"]
+
+_MODULE = itemgetter(Placement._fields.index("module"))
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class SyncPlan:
     def digest(self) -> str:
         """SHA-256 over everything but ``consumer``: equal workers of two replicas agree."""
         with collector_paused():
-            return digest_of("plan", plan_form(self))
+            return digest_of("plan", plan_columns(self))
 
     @property
     def owners(self) -> tuple[int, ...]:
@@ -241,7 +245,7 @@ def _chunks(
     ``sets`` are the owner sets of names that are held whole.
     """
     placements = [tuple(chain.from_iterable(draft.copies)) for _, _, draft in drafts]
-    modules = [dict.fromkeys([copy.module for copy in copies]) for copies in placements]
+    modules = [dict.fromkeys(map(_MODULE, copies)) for copies in placements]
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for index, touched in enumerate(modules):
@@ -249,7 +253,7 @@ def _chunks(
             first.setdefault(module, index)
             last[module] = index
     tied = lanes_of(
-        (owner, (*touched, *{sets.get(slice_.name) for slice_ in draft.slices} - {None}))
+        (owner, (*touched, *(_sets_of(draft.slices, sets) if sets else ())))
         for (owner, _, draft), touched in zip(drafts, modules, strict=True)
         if not draft.is_direct
     )
@@ -289,3 +293,7 @@ def _chunks(
             )
         )
     return tuple(chunks)
+
+
+def _sets_of(slices: Sequence[Slice], sets: Mapping[str, int]) -> set[int]:
+    return {sets[slice_.name] for slice_ in slices if slice_.name in sets}

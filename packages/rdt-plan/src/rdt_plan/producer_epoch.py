@@ -36,6 +36,10 @@ class ProducerEpoch:
         lookahead: published groups that may be unreleased beyond the oldest one.
         standing: groups whose tensors are there anyway: they do not count against the lookahead.
 
+    Attributes:
+        num_incomplete: groups, from the first, that leave every replica without something that it
+            reads here: it cannot commit before one more is published.
+
     An epoch without groups is FINISHED from the start. Raises `PlanError` when a table contradicts
     ``groups``, itself, or another one of its plan digest.
     """
@@ -66,6 +70,12 @@ class ProducerEpoch:
             stream.check_schedule(self._positions)
             for chunk in stream.chunks:
                 self._holders[chunk.group].add((ring, chunk.seq))
+        last: dict[int, int] = {}  # by replica, which commits as one: where its last chunk is
+        for consumer, ring in self._ring_of.items():
+            for chunk in self._streams[ring].chunks[-1:]:
+                position = self._positions[chunk.group]
+                last[consumer.replica] = max(position, last.get(consumer.replica, 0))
+        self.num_incomplete = min(last.values(), default=len(self._groups))
         self._num_published = 0
         self._unreleased: list[int] = []
         self._packs: set[tuple[str, int]] = set()

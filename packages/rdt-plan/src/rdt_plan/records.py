@@ -6,11 +6,11 @@ key, a wrong type, sign or length raises `WireFormatError`. Incarnations and ses
 bytes as 32 lower-case hexadecimal digits; bytes travel as base64.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rdt_plan._base64 import base64_of, bytes_of
-from rdt_plan._collector import collector_paused
 from rdt_plan._decoding import consumer_of
 from rdt_plan._encoding import consumer_form
 from rdt_plan._fields import (
@@ -24,7 +24,8 @@ from rdt_plan._fields import (
     rows,
     short_name,
 )
-from rdt_plan._sources_form import SourceRegion, sources_form, sources_of
+from rdt_plan._sources_form import SourceRegion, Sources, sources_form, sources_of
+from rdt_plan.collector import collector_paused
 from rdt_plan.errors import WireFormatError
 from rdt_plan.identity import ConsumerId
 from rdt_plan.table import ChunkTable
@@ -40,6 +41,7 @@ __all__ = [
     "ProducerRecord",
     "SlotRegion",
     "SourceRegion",
+    "Sources",
     "Subscription",
 ]
 
@@ -59,7 +61,7 @@ class ProducerRecord:
     wire_name: str
     metadata: bytes
     manifest_digest: str
-    sources: tuple[SourceRegion, ...] = ()
+    sources: Sequence[SourceRegion] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -14,13 +14,13 @@ from rdt_plan.cutting import Piece
 from rdt_plan.dtypes import item_bytes
 from rdt_plan.errors import OwnershipError, SliceError
 from rdt_plan.mesh import Cell, grid_of
-from rdt_plan.placement import Placement
-from rdt_plan.slices import Slice, canonical, contiguous_stride
+from rdt_plan.placement import Placement, new_placement
+from rdt_plan.slices import Slice, canonical, contiguous_stride, new_slice
 
 if TYPE_CHECKING:
     from rdt_plan.manifest import ParamMeta
 
-__all__ = ["cut_at_borders"]
+__all__ = ["Share", "cut_at_borders", "pieces_of", "shares_of"]
 
 Dims = tuple[tuple[int, tuple[int, ...]], ...]
 """For each dim of a tensor: after how many elements it repeats, and its borders in elements."""
@@ -46,6 +46,16 @@ def cut_at_borders(
     (0, 0) (6,) 0 (2, 3) (6, 1)
     (0, 1) (6,) 3 (2, 3) (6, 1)
     """
+    return pieces_of(slice_, placements, shares_of(slice_, placements, meta))
+
+
+def shares_of(
+    slice_: Slice, placements: Sequence[Placement], meta: "ParamMeta"
+) -> tuple["Share", ...]:
+    """How `cut_at_borders` cuts them: the same for all that differ in names and destinations only.
+
+    Neither the name counts, nor whose tensor a placement writes into, from which offset on.
+    """
     name, dtype, offset, shape, stride = slice_
     if not meta.mesh_shape:
         raise OwnershipError(f"{name!r} is held whole: expected a mesh that cuts it")
@@ -53,30 +63,26 @@ def cut_at_borders(
         dims = _dims(dtype, meta.dtype, meta.shape, meta.mesh_shape, meta.placements)
     except SliceError as error:
         raise SliceError(f"{name!r}: {error}") from None
-    shares = _shares(
+    return _shares(
         dims,
         (offset, shape, stride),
         tuple([(copy.shape, copy.source_stride, copy.stride) for copy in placements]),
     )
-    # One turn for each piece of a model: all that does not depend on its name is remembered.
+
+
+def pieces_of(
+    slice_: Slice, placements: Sequence[Placement], shares: Sequence["Share"]
+) -> list[tuple[Cell, Piece]]:
+    """The pieces of ``slice_`` and its ``placements``, cut as ``shares`` say."""
+    name, dtype = slice_[:2]
     pieces = []
-    for cell, region, copies in shares:
-        piece = Slice(name, dtype, *region)
+    for cell, region, copies in shares:  # one turn for each piece of a model
+        piece = new_slice((name, dtype, *region))
         landed = []
         for number, twin, shape, source_stride, stride in copies:
-            copy = placements[number]
-            landed.append(
-                Placement(
-                    piece,
-                    copy.module,
-                    copy.param,
-                    copy.offset + twin,
-                    shape,
-                    stride,
-                    copy.dtype,
-                    source_stride,
-                )
-            )
+            _, module, param, at, _, _, copied_dtype, _ = placements[number]
+            copy = (piece, module, param, at + twin, shape, stride, copied_dtype, source_stride)
+            landed.append(new_placement(copy))
         pieces.append((cell, (piece, tuple(landed))))
     return pieces
 
@@ -121,7 +127,7 @@ class _Landing(NamedTuple):
     stride: tuple[int, ...]
 
 
-class _Share(NamedTuple):
+class Share(NamedTuple):
     """A piece: its cell, what it reads there, in canonical spelling, and the copies from it."""
 
     cell: Cell
@@ -134,7 +140,7 @@ def _shares(
     dims: Dims,
     source: Region,
     copies: tuple[tuple[tuple[int, ...], ...], ...],
-) -> tuple[_Share, ...]:
+) -> tuple[Share, ...]:
     """The pieces of a region of a tensor and of what is copied from its packed elements."""
     offset, shape, stride = source
     walk = _walk(offset, shape, stride, contiguous_stride(shape))
@@ -164,8 +170,10 @@ def _shares(
             ends = [_packed(part, start) for start in starts]
             parts += [(cell, each) for each in reversed(_parted(part, ends, numel))]
         elif landed:
-            copied = [_Landing(number, walk.twin, *_columns(walk)) for number, walk in landed]
-            shares.append(_Share(cell, _region(part), tuple(copied)))
+            copied = [
+                _Landing(number, walk.twin, *_columns(_merged(walk))) for number, walk in landed
+            ]
+            shares.append(Share(cell, _region(part), tuple(copied)))
     return tuple(shares)
 
 
@@ -177,6 +185,17 @@ def _region(walk: Walk) -> Region:
 def _walk(at: int, shape: Sequence[int], stride: Sequence[int], twin_stride: Sequence[int]) -> Walk:
     loops = map(Loop, shape, stride, twin_stride)
     return Walk(at, 0, tuple(loop for loop in loops if loop.times > 1))
+
+
+def _merged(walk: Walk) -> Walk:
+    """The same walk in the fewest loops: a run of bytes in a run of bytes is one."""
+    loops: list[Loop] = []
+    for loop in walk.loops:
+        if loops and loops[-1][1:] == (loop.step * loop.times, loop.twin_step * loop.times):
+            loops[-1] = loop._replace(times=loops[-1].times * loop.times)
+        else:
+            loops.append(loop)
+    return walk._replace(loops=tuple(loops))
 
 
 def _columns(walk: Walk) -> tuple[tuple[int, ...], ...]:

@@ -43,6 +43,7 @@ class Faults:
         num_aborts: times that some party gives up (an engine, or a source, that raised).
         num_read_failures: times that some consumer's next READ may fail.
         num_pack_failures: times that some producer's next pack may fail.
+        num_replacements: epochs in which some producer's standing tensors are not what they were.
         num_stale_events: scatters that each consumer's driver wrongly reports as completed.
         duplicate_rate: how likely a doorbell comes again, below 1.
     """
@@ -52,6 +53,7 @@ class Faults:
     num_aborts: int = 0
     num_read_failures: int = 0
     num_pack_failures: int = 0
+    num_replacements: int = 0
     num_stale_events: int = 0
     duplicate_rate: float = 0.0
 
@@ -161,6 +163,7 @@ class _Simulation:
         strikes += [self._abort] * faults.num_aborts
         strikes += [self._fail_read] * faults.num_read_failures
         strikes += [self._fail_pack] * faults.num_pack_failures
+        strikes += [self._replace] * faults.num_replacements
         self.strikes = sorted(
             ((self.rng.randrange(horizon), strike) for strike in strikes), key=lambda each: each[0]
         )
@@ -217,7 +220,8 @@ class _Simulation:
         may_ask = not self.patient or bool(self.rendezvous.records) or self._all_are_ready()
         for producer in self.producers:
             steps = producer.steps(self.ranks_of, may_ask=may_ask)
-            options += [(producer.name, step) for step in steps]
+            # Looking at standing tensors may take much longer, or less, than what else it does.
+            options += [((producer.name, step == producer.confirm), step) for step in steps]
         for channel, messages in self.world.channels.items():
             if messages:
                 options.append((channel, partial(self.world.pass_on, channel)))
@@ -275,18 +279,13 @@ class _Simulation:
     def _fail_pack(self) -> None:
         self.rng.choice(self.producers).num_pack_failures += 1
 
+    def _replace(self) -> None:
+        self.rng.choice(self.producers).num_replacements += 1
+
     def _check_end(self) -> None:
-        nobody_comes = bool(self.plans) and all(each.is_fenced for each in self.consumers)
-        stuck = [
-            producer
-            for producer in self.producers
-            if not producer.is_over or (producer.waits_to_begin and not nobody_comes)
-        ]
-        stuck += [
-            each
-            for each in self.consumers
-            if not each.is_over or not (each.is_ready or each.is_fenced)
-        ]
+        may_begin = not self.plans or any(not each.is_fenced for each in self.consumers)
+        stuck = [p for p in self.producers if not p.is_over or (may_begin and p.waits_to_begin)]
+        stuck += [c for c in self.consumers if not (c.is_over and (c.is_ready or c.is_fenced))]
         if stuck:
             waits = "; ".join(f"{each.name} waits for {each.waiting_for()}" for each in stuck)
             self.world.violations.append(f"nothing can happen any more: {waits}")

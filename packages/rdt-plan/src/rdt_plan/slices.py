@@ -5,17 +5,27 @@ it replaces the chain of view operations that led there, so equal regions are eq
 operation's name ever crosses the wire.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from rdt_plan.dtypes import item_bytes
+from rdt_plan.dtypes import ITEM_BYTES, item_bytes
 from rdt_plan.errors import SliceError
 
 if TYPE_CHECKING:
     from rdt_plan.manifest import ParamMeta
 
-__all__ = ["Slice", "canonical", "check_bounds", "contiguous_stride", "last_element", "whole"]
+__all__ = [
+    "Slice",
+    "bytes_of",
+    "canonical",
+    "check_bounds",
+    "contiguous_stride",
+    "last_element",
+    "new_slice",
+    "whole",
+]
 
 
 class Slice(NamedTuple):
@@ -44,6 +54,15 @@ class Slice(NamedTuple):
     @property
     def num_bytes(self) -> int:
         return self.numel * item_bytes(self.dtype)
+
+
+new_slice = cast("Callable[[tuple[Any, ...]], Slice]", partial(tuple.__new__, Slice))
+"""The slice of a tuple of its fields: in half the time that ``Slice`` takes."""
+
+
+def bytes_of(slices: Iterable[Slice]) -> list[int]:
+    """Bytes of each of many slices."""
+    return [prod(slice_[3]) * ITEM_BYTES[slice_[1]] for slice_ in slices]
 
 
 def canonical(

@@ -1,101 +1,169 @@
 """Streams: what one consumer reads from whom, checked, routed and cut at borders of boxes."""
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, NoReturn
+from collections import Counter
+from collections.abc import Callable, Iterable
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+from rdt_plan.cutting import Piece
 from rdt_plan.dtypes import item_bytes
 from rdt_plan.errors import ManifestError, PlanError
-from rdt_plan.placement import Fill, Placement, Write, check_write
+from rdt_plan.mesh import Cell
+from rdt_plan.placement import Fill, Placement, Write, check_write, new_placement
 from rdt_plan.routing import Router
-from rdt_plan.shards import cut_at_borders
-from rdt_plan.slices import Slice, check_bounds, last_element
+from rdt_plan.shards import Share, pieces_of, shares_of
+from rdt_plan.slices import Slice, check_bounds, last_element, new_slice
 
 if TYPE_CHECKING:
     from rdt_plan.manifest import Manifest, ParamMeta
 
-__all__ = ["Stream", "streams_of"]
+__all__ = ["streams_of"]
 
-Stream = dict[Slice, tuple[Placement, ...]]
-"""Slices in first-use order, each with the copies made from it."""
+Strides = tuple[int, ...]
+
+
+class _Reads(NamedTuple):
+    """Slices in first-use order with the copies made from each: equal slices are one.
+
+    Attributes:
+        held: of names that are held whole, by gather group and owner.
+        sharded: of all others.
+        kinds: by slice of those, in order: equal for equal slices and first copies, whatever their
+            names, offsets and destinations.
+    """
+
+    held: dict[tuple[int, int], dict[Slice, tuple[Placement, ...]]]
+    sharded: dict[Slice, tuple[Placement, ...]]
+    kinds: list[int]
 
 
 def streams_of(
     manifest: "Manifest", writes: Iterable[Write], worker: int, num_workers: int
-) -> dict[int, dict[int, Stream]]:
-    """The slices and placements that move bytes, by gather group and owner.
+) -> dict[int, dict[int, list[Piece]]]:
+    """The slices that move bytes and the copies made from each, by gather group and owner.
 
-    Equal slices are one. A slice of a sharded name is cut at the borders of the boxes with all
-    its placements, before pieces are compared, so that what two slices share is read once; such
-    pieces follow the slices of names that are held whole.
+    In first-use order, and equal slices are one. A slice of a sharded name is cut at the borders of
+    the boxes with all its placements, before pieces are compared, so that what two slices share is
+    read once; such pieces follow the slices of names that are held whole.
 
     Raises:
         PlanError: a name that is not in the manifest, or a write that contradicts itself.
         SliceError: a slice that leaves its tensor, or whose elements a border cuts.
         RoutingError: a worker that does not exist.
     """
-    ownership = manifest.ownership
-    router = Router(ownership, num_workers)
+    router = Router(manifest.ownership, num_workers)
     router.check_worker(worker)
-    streams: dict[int, dict[int, Stream]] = {}
 
-    streams_by_route: dict[tuple[int, int], Stream] = {}
+    def owner(owner_set: int, group: int) -> int:
+        return router.producer(owner_set, worker, group)
 
-    def stream_of(owner_set: int, group: int) -> Stream:
-        stream = streams_by_route.get((owner_set, group))
-        if stream is None:
-            owner = router.producer(owner_set, worker, group)
-            stream = streams.setdefault(group, {}).setdefault(owner, {})
-            streams_by_route[owner_set, group] = stream
-        return stream
+    reads = _reads(manifest, writes, owner)
+    streams: dict[int, dict[int, list[Piece]]] = {}
+    for (group, rank), slices in reads.held.items():
+        streams.setdefault(group, {})[rank] = list(slices.items())
+    _cut(manifest, reads, owner, streams)
+    read = {group: {r: s for r, s in of.items() if s} for group, of in streams.items()}
+    return {group: of for group, of in read.items() if of}
 
-    # One turn for each of a model's writes: what this loop does is what a plan takes.
-    params, groups, set_by_name = manifest.by_name, manifest.group_by_name, ownership.set_by_name
-    rooms: dict[object, int] = {}
-    sharded: Stream = {}
+
+def _reads(
+    manifest: "Manifest", writes: Iterable[Write], owner: Callable[[int, int], int]
+) -> _Reads:
+    reads = held, sharded, first_kinds = _Reads({}, {}, [])
+    routes: dict[tuple[int, int], dict[Slice, tuple[Placement, ...]]] = {}
+    set_by_name = manifest.ownership.set_by_name
+    # One turn for each of a model's writes: what this loop does is what a plan takes. The layers of
+    # a model are alike: what differs in names and offsets only is checked once.
+    params, groups = manifest.by_name, manifest.group_by_name
+    kinds: dict[object, tuple[int, int]] = {}  # room, and number
     for write in writes:
         if isinstance(write, Fill):
             check_write(write)
             continue
-        slice_ = write.slice
+        slice_, _, _, at, copied, steps, copied_dtype, source_steps = write
         name, dtype, offset, shape, stride = slice_
         meta = params.get(name) or _missing(manifest, write)
-        # The layers of a model are alike: writes that differ in names and offsets are checked once.
-        kind = (
-            meta.dtype,
-            meta.shape,
-            dtype,
-            shape,
-            stride,
-            write.dtype,
-            write.shape,
-            write.stride,
-            write.source_stride,
-        )
-        room = rooms.get(kind)
-        if room is None:
-            room = rooms[kind] = _room(write, meta)
-        if not 0 <= offset <= room or write.offset < 0:
+        of = meta.dtype, meta.shape, meta.mesh_shape, meta.placements
+        kind = (*of, dtype, copied_dtype, shape, stride, copied, steps, source_steps)
+        known = kinds.get(kind)
+        if known is None:
+            known = kinds[kind] = _room(write, meta), len(kinds)
+        room, number = known
+        if not 0 <= offset <= room or at < 0:
             check_write(write)
             check_bounds(slice_, meta)
             continue  # a copy of no elements: its module may end up without chunks
         owner_set = set_by_name.get(name)
         if owner_set is None:
-            stream = sharded
+            slices = sharded
         else:
-            stream = stream_of(owner_set, groups[name])
+            route = owner_set, groups[name]
+            slices = routes.get(route)
+            if slices is None:
+                slices = routes[route] = held.setdefault((route[1], owner(*route)), {})
         first = (write,)
-        copies = stream.setdefault(slice_, first)
+        copies = slices.setdefault(slice_, first)
         if copies is not first:
-            stream[slice_] = (*copies, write)
-    for slice_, copies in sharded.items():
-        name = slice_.name
-        sets, group = ownership.sets_by_cell[name], groups[name]
-        for cell, (piece, parts) in cut_at_borders(slice_, copies, params[name]):
-            stream = stream_of(sets[cell], group)
-            known = stream.setdefault(piece, parts)
-            if known is not parts:
-                stream[piece] = known + parts
-    return streams
+            slices[slice_] = (*copies, write)
+        elif owner_set is None:
+            first_kinds.append(number)
+    return reads
+
+
+_Cut = tuple[Cell, int, Strides, Strides, int, Strides, Strides, Strides]
+"""A piece of a slice that has one copy, and the one copy that is made of it: a plain tuple.
+
+Its cell, offset, shape and stride; how much further the copy lands; its shape, stride and source
+stride.
+"""
+
+
+def _cut_of(share: Share) -> _Cut:
+    cell, region, ((_, twin, copied, source_steps, steps),) = share
+    return (cell, *region, twin, copied, steps, source_steps)
+
+
+def _cut(
+    manifest: "Manifest",
+    reads: _Reads,
+    owner: Callable[[int, int], int],
+    streams: dict[int, dict[int, list[Piece]]],
+) -> None:
+    """Cut what is sharded, into ``streams``; what differs in names and destinations only, once."""
+    params, groups = manifest.by_name, manifest.group_by_name
+    sets_by_cell = manifest.ownership.sets_by_cell
+    num_slices = Counter(map(itemgetter(0), reads.sharded))  # of each name
+    alike: dict[tuple[int, int], list[_Cut]] = {}
+    routes: dict[tuple[int, int], dict[Cell, list[Piece]]] = {}  # of names that have equal boxes
+    places: dict[tuple[int, Slice], int] = {}  # of pieces of names that have several slices
+    for (slice_, copies), kind in zip(reads.sharded.items(), reads.kinds, strict=True):
+        name, dtype, offset, _, _ = slice_
+        group, sets = groups[name], sets_by_cell[name]
+        route = routes.get((id(sets), group))
+        if route is None:
+            opened, route = streams.setdefault(group, {}), {}
+            for cell, owner_set in sets.items():
+                route[cell] = opened.setdefault(owner(owner_set, group), [])
+            routes[id(sets), group] = route
+        is_alone = len(copies) == num_slices[name] == 1
+        cuts = alike.get((kind, offset)) if is_alone else None
+        if cuts is None:
+            shares = shares_of(slice_, copies, params[name])
+            if not is_alone or any(len(share.copies) > 1 for share in shares):
+                for cell, (piece, parts) in pieces_of(slice_, copies, shares):
+                    stream = route[cell]
+                    at = places.setdefault((id(stream), piece), len(stream))
+                    if at == len(stream):
+                        stream.append((piece, parts))
+                    else:
+                        stream[at] = piece, stream[at][1] + parts
+                continue
+            cuts = alike[kind, offset] = list(map(_cut_of, shares))
+        _, module, param, at, _, _, copied_dtype, _ = copies[0]
+        for cell, start, shape, stride, twin, copied, steps, source_steps in cuts:
+            piece = new_slice((name, dtype, start, shape, stride))
+            copy = (piece, module, param, at + twin, copied, steps, copied_dtype, source_steps)
+            route[cell].append((piece, (new_placement(copy),)))
 
 
 def _missing(manifest: "Manifest", write: Placement) -> NoReturn:

@@ -1,17 +1,19 @@
 """The wire format: what crosses between packages and processes, as bytes.
 
-A message is compact JSON: ``{"body": ..., "kind": ..., "v": 3}``. Decoding is strict: another
+A message is compact JSON: ``{"body": ..., "kind": ..., "v": 4}``. Decoding is strict: another
 version, an unknown kind, a missing or foreign key, a value of the wrong type or sign raises
 `WireFormatError`. What only a manifest can tell (bounds, owners, groups) is `check_table`'s.
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from rdt_plan._collector import collector_paused
-from rdt_plan._decoding import manifest_of, names_of, plan_of, table_of
-from rdt_plan._encoding import consumer_form, manifest_form, plan_form, table_form
+from rdt_plan._decoding import manifest_of, names_of, plan_of
+from rdt_plan._encoding import consumer_form, manifest_form, plan_form
 from rdt_plan._fields import fields
+from rdt_plan._table_form import table_form, table_of
+from rdt_plan.collector import collector_paused
 from rdt_plan.digest import canonical_json
 from rdt_plan.errors import WireFormatError
 from rdt_plan.identity import ConsumerId
@@ -34,7 +36,7 @@ __all__ = [
     "manifest_names",
 ]
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 
 MAX_MESSAGE_BYTES = 128 << 20
 """Larger messages are refused unread; a plan over 150,000 names takes about a third of it."""
@@ -46,7 +48,7 @@ def encode_message(kind: str, body: Any) -> bytes:
     """The bytes of a message; raises `WireFormatError` above `MAX_MESSAGE_BYTES`.
 
     >>> encode_message("greeting", {"to": "all"})
-    b'{"body":{"to":"all"},"kind":"greeting","v":3}'
+    b'{"body":{"to":"all"},"kind":"greeting","v":4}'
     """
     data = canonical_json({"v": WIRE_VERSION, "kind": kind, "body": body})
     if len(data) > MAX_MESSAGE_BYTES:
@@ -65,7 +67,7 @@ def decode_message(data: bytes, kind: str) -> Any:
 
     >>> decode_message(b'{"body":1,"kind":"greeting","v":1}', "greeting")
     Traceback (most recent call last):
-    rdt_plan.errors.WireFormatError: a greeting message of wire version 1: expected version 3; \
+    rdt_plan.errors.WireFormatError: a greeting message of wire version 1: expected version 4; \
 upgrade the older side
     """
     if len(data) > MAX_MESSAGE_BYTES:
@@ -114,13 +116,17 @@ def manifest_names(data: bytes) -> tuple[str, ...]:
     return names_of(decode_message(data, "manifest"))
 
 
-def encode_table(table: ChunkTable) -> bytes:
-    return encode_message("chunk_table", table_form(table))
+def encode_table(table: ChunkTable, numbers: Mapping[str, int] | None = None) -> bytes:
+    """``numbers``: of the manifest's names (`Manifest.numbers`); None spells names out."""
+    return encode_message("chunk_table", table_form(table, numbers))
 
 
-def decode_table(data: bytes, consumer: ConsumerId) -> ChunkTable:
-    """The table of ``consumer``, whom it does not name: equal workers of two replicas send one."""
-    return table_of(decode_message(data, "chunk_table"), consumer)
+def decode_table(data: bytes, consumer: ConsumerId, names: Sequence[str] = ()) -> ChunkTable:
+    """The table of ``consumer``, whom it does not name: equal workers of two replicas send one.
+
+    ``names``: the manifest's, in order; none: only tables that spell names out can be read.
+    """
+    return table_of(decode_message(data, "chunk_table"), consumer, names)
 
 
 def encode_plan(plan: SyncPlan) -> bytes:

@@ -15,8 +15,8 @@ from rdt_plan import (
     Subscription,
     SyncPlan,
 )
-from rdt_plan.records import JobRecord, SourceRegion
-from rdt_plan.wire import WIRE_VERSION, manifest_names
+from rdt_plan.records import JobRecord, SourceRegion, Sources
+from rdt_plan.wire import WIRE_VERSION
 from rdt_transport.destinations import Destination, Destinations
 from rdt_transport.direct_reads import direct_pairs
 from rdt_transport.errors import DisagreementError, WireError
@@ -89,7 +89,9 @@ class Attachment:
         offers = {offer.rank: offer for offer in client.offers(plan.consumer, left())}
         for offer in offers.values():
             self._meet(offer, left())
-        sources = _sources(client.job(left()), offers) if self._destinations.buffers else {}
+        sources = {}
+        if self._destinations.buffers:
+            sources = _sources(client.job(left()), client.numbers(), plan, offers)
         progress.call(lambda wire: self._prepare(wire, endpoint, offers, sources), left())
         client.ready(plan.consumer, self.incarnation.hex())
 
@@ -187,9 +189,17 @@ class Attachment:
             self._progress.detach(endpoint)
 
 
-def _sources(job: JobRecord, offers: Mapping[int, Offer]) -> dict[int, dict[str, SourceRegion]]:
-    """By rank, where the producers that made the offers say that their tensors lie."""
-    names = manifest_names(job.manifest)
+def _sources(
+    job: JobRecord, numbers: Mapping[str, int], plan: SyncPlan, offers: Mapping[int, Offer]
+) -> dict[int, dict[str, SourceRegion]]:
+    """By rank, where what the plan reads directly lies, as those who made the offers say.
+
+    ``numbers``: positions of the manifest's names.
+    """
+    names: dict[int, set[str]] = {}
+    for chunk in plan.chunks:
+        if chunk.is_direct:
+            names.setdefault(chunk.owner, set()).update([each.name for each in chunk.serve.slices])
     found = {}
     for producer in job.producers:
         offer = offers.get(producer.rank)
@@ -200,6 +210,8 @@ def _sources(job: JobRecord, offers: Mapping[int, Offer]) -> dict[int, dict[str,
                 f"producer {producer.rank} was replaced while this worker attached; initialise the "
                 "weight transfer again"
             )
-        regions = [region for region in producer.sources if region.param < len(names)]
-        found[producer.rank] = {names[region.param]: region for region in regions}
+        sources = producer.sources
+        at = {number: index for index, number in enumerate(Sources.of(sources).params)}
+        wanted = ((name, at.get(numbers.get(name, -1))) for name in names.get(producer.rank, ()))
+        found[producer.rank] = {name: sources[i] for name, i in wanted if i is not None}
     return found

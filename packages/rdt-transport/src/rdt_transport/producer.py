@@ -17,7 +17,6 @@ from rdt_plan import (
     Manifest,
     ProducerRecord,
     Subscription,
-    encode_manifest,
     rank_schedule,
 )
 from rdt_transport.done_mail import DoneMail
@@ -120,7 +119,7 @@ class Producer:
             manifest_digest=self._manifest.digest,
             sources=self._sources.regions,
         )
-        self._client.publish(record, encode_manifest(self._manifest), timeout_seconds)
+        self._client.publish(record, self._manifest, timeout_seconds)
 
     def begin(self, record: EpochRecord) -> None:
         """Open epoch ``record.epoch`` for its live consumers, when no admission is under way."""
@@ -187,18 +186,19 @@ class Producer:
         serving.wait_for_credit(timeout_seconds)
         self._publish(serving, {group: sources}, filled)
 
-    def publish_standing(self, tensors: Mapping[str, torch.Tensor], *, held_back: int = 0) -> int:
+    def publish_standing(self, tensors: Sources, *, hold_back: bool = False) -> int:
         """Serve what is next in ``self.groups`` while it is nothing but sources; how many groups.
 
-        As `publish`, without a step for each name (``tensors``: see `StableSources.check`); but
-        for the last ``held_back`` of all, and the others are then known to be on their way.
+        As `publish`, without a step for each name (``tensors``: see `StableSources.check`).
+        ``hold_back``: none with which a replica would have all that it reads here; the others are
+        then known to be on their way.
         """
         self._sources.check(tensors)
         serving, groups = self._open_epoch(), self._sources.groups
-        if held := {group: groups[group] for group in serving.standing_next(held_back)}:
+        if held := {group: groups[group] for group in serving.standing_next(hold_back=hold_back)}:
             serving.wait_for_credit(0.0)  # raises what ended the epoch
             self._publish(serving, held, self._events.record())
-            if held_back:  # whatever keeps the interpreter busy after
+            if hold_back:  # whatever keeps the interpreter busy after
                 self._progress.call(lambda wire: None, QUIESCE_TIMEOUT_SECONDS)
         return len(held)
 

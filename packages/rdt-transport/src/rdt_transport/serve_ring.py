@@ -19,12 +19,12 @@ class ServeRing:
 
     Attributes:
         table: the chunk table of whoever came first; its later readers' are equal.
-        arena: the slots.
+        arena: the slots; None where every chunk is direct.
         readers: by incarnation, those that were not met yet included.
     """
 
     table: ChunkTable
-    arena: Arena
+    arena: Arena | None
     readers: dict[bytes, ConsumerId] = field(default_factory=dict)
     _packs: dict[int, PackList] = field(default_factory=dict)
 
@@ -36,6 +36,7 @@ class ServeRing:
         chunk = self.table.chunks[seq]
         if chunk.serve_slot is None:
             return  # direct: it is read where it lies
+        assert self.arena is not None, "a table with slots has bytes for them"
         try:
             if seq not in self._packs:
                 self._packs[seq] = PackList(chunk, self.arena.slot(chunk.serve_slot))

@@ -46,8 +46,9 @@ class _Newcomer:
 class ServeRings:
     """Serve rings by plan digest, and their readers by incarnation.
 
-    Consumers of one plan read one ring. Registered memory is never given back before the wire
-    closes: the slots of a ring whose last reader left are handed to the next ring that they fit.
+    Consumers of one plan read one ring; one whose chunks are all direct has no slots. Registered
+    memory is never given back before the wire closes: the slots of a ring whose last reader left
+    are handed to the next ring that they fit.
     Changed by the serving thread only; `get` is for all.
 
     Args:
@@ -164,7 +165,7 @@ class ServeRings:
 
     def _offer(self, served: Served, address: PeerAddress) -> Offer:
         table, arena = served.ring.table, served.ring.arena
-        num_slots = table.num_slots if table.slot_bytes else 0  # else nothing is read from them
+        regions = map(arena.region, range(table.num_slots)) if arena is not None else ()
         return Offer(
             consumer=served.consumer,
             consumer_incarnation=served.incarnation.hex(),
@@ -173,8 +174,7 @@ class ServeRings:
             wire_name=address.name,
             metadata=address.metadata,
             slots=tuple(
-                SlotRegion(region.address, region.num_bytes, region.device)
-                for region in map(arena.region, range(num_slots))
+                SlotRegion(region.address, region.num_bytes, region.device) for region in regions
             ),
         )
 
@@ -192,12 +192,14 @@ class ServeRings:
             ring = self._rings[table.plan_digest] = ServeRing(table, self._arena(table))
         return ring
 
-    def _arena(self, table: ChunkTable) -> Arena:
-        for arena in self._idle:
+    def _arena(self, table: ChunkTable) -> Arena | None:
+        if not table.slot_bytes:
+            return None
+        for arena in sorted(self._idle, key=lambda idle: idle.slot_bytes):  # large ones are kept
             if arena.num_slots >= table.num_slots and arena.slot_bytes >= table.slot_bytes:
                 self._idle.remove(arena)
                 return arena
-        arena = Arena(table.num_slots, max(1, table.slot_bytes), self._device)
+        arena = Arena(table.num_slots, table.slot_bytes, self._device)
         self._progress.call(lambda wire: wire.register([arena.buffer]), ADMIT_TIMEOUT_SECONDS)
         return arena
 
@@ -226,4 +228,5 @@ class ServeRings:
         del ring.readers[incarnation]
         if not ring.readers:
             del self._rings[ring.table.plan_digest]
-            self._idle.append(ring.arena)
+            if ring.arena is not None:
+                self._idle.append(ring.arena)

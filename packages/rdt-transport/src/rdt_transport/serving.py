@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from itertools import islice, takewhile
+from itertools import takewhile
 from typing import NamedTuple
 
 import torch
@@ -141,10 +141,10 @@ class Serving:
                     "abort; sources may still be read: leave them unchanged, or end this process"
                 ) from error
 
-    def standing_next(self, held_back: int = 0) -> list[int]:
-        """The groups to publish next that are standing, and none of the last ``held_back``."""
-        left = islice(self._groups, self._num_sent, len(self._groups) - held_back)
-        return list(takewhile(self._standing.__contains__, left))
+    def standing_next(self, *, hold_back: bool = False) -> list[int]:
+        """The groups to publish next that are standing; see `Producer.publish_standing`."""
+        end = self._machine.num_incomplete if hold_back else None
+        return list(takewhile(self._standing.__contains__, self._groups[self._num_sent : end]))
 
     def spend_credit(self, groups: Sequence[int]) -> None:
         """They are on their way to the progress thread, which gives none before they are there."""

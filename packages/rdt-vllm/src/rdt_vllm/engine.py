@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 import rdt_bake
-from rdt_plan import ConsumerId, Manifest, SyncPlan, decode_manifest
+from rdt_plan import ConsumerId, Manifest, SyncPlan
+from rdt_plan.collector import collector_paused
 from rdt_transport.errors import RdtTransportError
 from rdt_transport.events import events_of
 from rdt_transport.intervals import Intervals
@@ -103,27 +104,28 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
             timeout_seconds=init_info.timeout_seconds,
         )
         try:
-            manifest = decode_manifest(link.job.manifest)
-            recording = self._record(manifest)
-            planned = WorkerPlan.build(
-                self.model,
-                recording,
-                manifest,
-                link.job,
-                consumer,
-                num_workers,
-                probe=self._probe if init_info.live else None,
-                direct=init_info.direct and not _vllm.may_sleep(self.vllm_config),
-            )
-            self.installer = Installer(
-                self.model,
-                planned.plan,
-                planned.units,
-                vllm_config=self.vllm_config,
-                events=events_of(self.device),
-            )
-            self.installer.observe(self._observer)
-            link.attach(planned.plan, num_workers, self.installer.install, planned.destination)
+            with collector_paused():  # all of this stays, and is a good part of the heap
+                manifest = link.manifest()
+                recording = self._record(manifest)
+                planned = WorkerPlan.build(
+                    self.model,
+                    recording,
+                    manifest,
+                    link.job,
+                    consumer,
+                    num_workers,
+                    probe=self._probe if init_info.live else None,
+                    direct=init_info.direct and not _vllm.may_sleep(self.vllm_config),
+                )
+                self.installer = Installer(
+                    self.model,
+                    planned.plan,
+                    planned.units,
+                    vllm_config=self.vllm_config,
+                    events=events_of(self.device),
+                )
+                self.installer.observe(self._observer)
+                link.attach(planned.plan, num_workers, self.installer.install, planned.destination)
         except BaseException:
             link.close()
             self.installer = None

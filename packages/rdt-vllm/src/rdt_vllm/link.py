@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rdt_plan import EpochRecord, SyncPlan
+from rdt_plan import EpochRecord, Manifest, SyncPlan, decode_manifest
 from rdt_plan.records import JobRecord
 from rdt_transport.consumer import Consumer
 from rdt_transport.destinations import Destination
@@ -120,6 +120,12 @@ class JobLink:
                 "first, or shut its weight transfer down"
             )
 
+    def manifest(self) -> Manifest:
+        """The job's, decoded; raises `WireFormatError`."""
+        manifest = decode_manifest(self.job.manifest)
+        self._client.know(manifest)
+        return manifest
+
     def attach(
         self,
         plan: SyncPlan,
@@ -164,6 +170,8 @@ class JobLink:
         except RendezvousLostError as error:  # we notice before we are told
             raise SyncAbortedError(f"{error}: initialise the transfer again") from error
         self.consumer.start(record)
+        if self._lost is not None:  # told since we looked, when there was nothing to end yet
+            self.consumer.fail(SyncAbortedError(f"{self._lost}: initialise the transfer again"))
 
     def wait(self) -> SyncStats:
         """Block until every chunk of the epoch is scattered; raises what ended it."""

@@ -14,7 +14,11 @@ from rdt_transport.errors import RdtTransportError
 
 __all__ = ["main"]
 
-_EXIT = "exit status: 1 a pair reads along a slow path, 2 something was not measured, else 0"
+_INTERRUPTED = 130  # as shells say it
+_EXIT = (
+    "exit status: 1 a pair reads along a slow path, 2 something was not measured, "
+    f"{_INTERRUPTED} interrupted by Ctrl-C, else 0"
+)
 _VISIT_SECONDS = 600.0
 
 
@@ -67,6 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RdtTransportError as error:
         print(f"rdt-doctor: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("rdt-doctor: interrupted", file=sys.stderr)
+        return _INTERRUPTED
     findings = diagnose(found)
     if options.json:
         print(json.dumps(as_json(found, findings)))

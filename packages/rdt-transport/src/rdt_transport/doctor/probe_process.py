@@ -1,6 +1,8 @@
 """A process of the doctor, asked from outside; it never outlives the ``with`` that made it."""
 
 import multiprocessing
+import signal
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -38,7 +40,13 @@ class ProbeProcess:
         self._connection, theirs = context.Pipe()
         arguments = (theirs, device, str(folder), is_loopback)
         self._process = context.Process(target=serve_probe, args=arguments, daemon=True)
-        self._process.start()
+        # Ctrl-C goes to every process of a terminal: the one that asks ends this one.
+        resource_tracker.ensure_running()  # whose start lets SIGINT through again
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which children inherit
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
 
     def __enter__(self) -> "ProbeProcess":

@@ -1,13 +1,15 @@
 """The rendezvous, as producers and consumers call it."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
 
-from rdt_plan import WIRE_VERSION, ChunkTable, ConsumerId
+from rdt_plan import WIRE_VERSION, ChunkTable, ConsumerId, Manifest, encode_manifest
+from rdt_plan.collector import collector_paused
 from rdt_plan.records import EpochRecord, JobRecord, Offer, ProducerRecord, Subscription
 from rdt_transport.errors import RendezvousProtocolError
 from rdt_transport.rendezvous._link import Link
+from rdt_transport.rendezvous._names import Names
 from rdt_transport.rendezvous.address import RendezvousAddress
 from rdt_transport.rendezvous.events import (
     Announced,
@@ -78,6 +80,8 @@ class RendezvousClient:
         self._session: str | None = None
         self._incarnations: dict[ConsumerId, str] = {}  # as subscribed here
         self._opened: dict[SealedTable, ChunkTable] = {}
+        self._job: JobRecord | None = None
+        self._names = Names()
         self._on_event = on_event
         listen = None if on_event is None else self._listen
         self._link = Link(address, listen, connect_timeout_seconds)
@@ -93,7 +97,7 @@ class RendezvousClient:
     def _open(self, sealed: SealedSubscription) -> Subscription | None:
         """What a consumer sent; one whose tables cannot be read is dropped."""
         try:
-            return sealed.open(self._opened)
+            return sealed.open(self._opened, self._names.in_order())
         except RendezvousProtocolError as error:
             head = sealed.head
             self.drop(head.consumer, head.incarnation, f"its subscription is malformed: {error}")
@@ -102,6 +106,14 @@ class RendezvousClient:
             for oldest in list(self._opened)[:-MAX_OPENED]:
                 self._opened.pop(oldest, None)
 
+    def know(self, manifest: Manifest) -> None:
+        """Take the job's manifest from whoever has it, so that it need not be decoded here."""
+        self._names.learn(manifest)
+
+    def numbers(self) -> Mapping[str, int]:
+        """Positions of the names of the manifest that was published or fetched here last."""
+        return self._names.numbers()
+
     @property
     def num_messages(self) -> int:
         """Messages to and from the rendezvous so far, but for heartbeats."""
@@ -109,13 +121,17 @@ class RendezvousClient:
 
     # ---- producers ---------------------------------------------------------------------------
 
-    def publish(self, record: ProducerRecord, manifest: bytes, timeout_seconds: float) -> None:
-        """Announce a producer and the encoded manifest of the whole model.
+    def publish(
+        self, record: ProducerRecord, manifest: Manifest | bytes, timeout_seconds: float
+    ) -> None:
+        """Announce a producer and the manifest of the whole model, which may be encoded already.
 
         Raises `DisagreementError` when a live producer has the rank or another manifest.
         """
+        self._names.learn(manifest)
         if self._link.call(Publish(record, b""), timeout_seconds):  # nobody has sent it yet
-            self._link.call(Publish(record, pack(manifest)), timeout_seconds)
+            encoded = manifest if isinstance(manifest, bytes) else encode_manifest(manifest)
+            self._link.call(Publish(record, pack(encoded)), timeout_seconds)
 
     def consumers(self, timeout_seconds: float) -> tuple[ConsumerId, ...]:
         """Who is subscribed now, in order."""
@@ -127,7 +143,10 @@ class RendezvousClient:
 
     def iter_subscriptions(self, timeout_seconds: float) -> Iterator[Subscription]:
         """The same, each fetched when it is asked for: those of a large fleet fill memory."""
-        for consumer in self.consumers(timeout_seconds):
+        consumers = self.consumers(timeout_seconds)
+        if consumers and not self._names.in_order():
+            self.job(timeout_seconds)  # whose manifest numbers the names
+        for consumer in consumers:
             sealed = self._link.call(GetSubscription(consumer), timeout_seconds)
             if sealed is not None and (subscription := self._open(sealed)) is not None:
                 yield subscription
@@ -177,10 +196,15 @@ class RendezvousClient:
 
         Raises `VersionMismatchError` before anything of another wire version is decoded.
         """
-        record = self._link.call(GetJob(), timeout_seconds)
-        check_wire_version("this worker", WIRE_VERSION, record.wire_version)
-        self._session = record.session
-        return replace(record, manifest=unpack(record.manifest))
+        known = self._job
+        record = self._link.call(GetJob(None if known is None else known.session), timeout_seconds)
+        if record is not None:
+            check_wire_version("this worker", WIRE_VERSION, record.wire_version)
+            known = self._job = replace(record, manifest=unpack(record.manifest))
+            self._names.learn(known.manifest)
+        assert known is not None
+        self._session = known.session
+        return known
 
     def subscribe(self, subscription: Subscription, timeout_seconds: float) -> None:
         """Take part with a plan built for the job that `job` returned last.
@@ -188,7 +212,8 @@ class RendezvousClient:
         Raises `VersionMismatchError`, `DisagreementError` (the place is taken, or settings
         differ), `TornError` (that incarnation was dropped), `RendezvousError` (session changed).
         """
-        sealed = SealedSubscription.seal(subscription)
+        with collector_paused():
+            sealed = SealedSubscription.seal(subscription, self.numbers() or None)
         self._incarnations[subscription.consumer] = subscription.incarnation
         self._link.call(Subscribe(sealed, self._session), timeout_seconds)
 

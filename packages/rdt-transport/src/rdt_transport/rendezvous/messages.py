@@ -20,7 +20,12 @@ from rdt_transport.rendezvous.outcome import DroppedReplica, EpochOutcome
 from rdt_transport.rendezvous.packing import pack, unpack
 from rdt_transport.rendezvous.protocol import COMPACT
 from rdt_transport.rendezvous.requests import Request
-from rdt_transport.rendezvous.sealed import SealedOffer, SealedSubscription
+from rdt_transport.rendezvous.sealed import (
+    SealedOffer,
+    SealedSubscription,
+    offers_form,
+    offers_of,
+)
 
 __all__ = [
     "AnnouncementWriter",
@@ -117,10 +122,10 @@ def _packed_codec(record: Any) -> _Codec:
 for _record in (EpochRecord, ProducerRecord, SealedSubscription):
     _CODECS[_record] = _record_codec(_record)
 _CODECS[JobRecord] = _packed_codec(JobRecord)
-_CODECS[SealedOffer] = (SealedOffer.to_json, SealedOffer.from_json)
-for _item in (SealedOffer, ConsumerId, int):
+_CODECS[tuple[SealedOffer, ...]] = (offers_form, offers_of)
+for _item in (ConsumerId, int):
     _CODECS[tuple[_item, ...]] = _tuple_codec(_item)
-for _item in (int, str, SealedSubscription):
+for _item in (int, str, JobRecord, SealedSubscription):
     _CODECS[_item | None] = _optional_codec(_item)
 
 

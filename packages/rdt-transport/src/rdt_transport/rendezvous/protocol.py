@@ -44,7 +44,7 @@ __all__ = [
     "refusal",
 ]
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAX_FRAME_BYTES = 256 << 20  # a worker that reads 160,000 slices subscribes with about 1 MiB
 MAX_HANDSHAKE_BYTES = 4096  # all a stranger can make the server hold
 HANDSHAKE_TIMEOUT_SECONDS = 10.0

@@ -54,9 +54,10 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class GetJob:
-    """The job, once all producers have published."""
+    """The job, once all producers have published; None if its session is the ``known`` one."""
 
-    answer: ClassVar[Any] = JobRecord
+    answer: ClassVar[Any] = JobRecord | None
+    known: str | None = None
 
     def __str__(self) -> str:
         return "the question for the job"

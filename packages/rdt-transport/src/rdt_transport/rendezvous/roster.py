@@ -116,10 +116,12 @@ class Roster:
             else f"producers {ranks} have not published"
         )
 
-    def job_record(self) -> JobRecord | Missing:
-        """What a consumer builds its plan from."""
+    def job_record(self, known: str | None = None) -> JobRecord | Missing | None:
+        """What a consumer builds its plan from; None if it is that of the session ``known``."""
         if self.session is None:
             return Missing(self.missing_producers)
+        if self.session == known:
+            return None
         settings = self.settings
         return JobRecord(
             job=self.job,

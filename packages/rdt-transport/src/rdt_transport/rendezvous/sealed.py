@@ -7,8 +7,8 @@ and equal tables once: equal workers of many replicas send the same text.
 
 import base64
 import json
-from collections.abc import MutableMapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from rdt_plan import ChunkTable, ConsumerId, RdtPlanError, decode_table, encode_table
@@ -16,7 +16,7 @@ from rdt_plan.records import Offer, Subscription
 from rdt_transport.errors import RendezvousProtocolError
 from rdt_transport.rendezvous.packing import pack, unpack
 
-__all__ = ["SealedOffer", "SealedSubscription", "SealedTable"]
+__all__ = ["SealedOffer", "SealedSubscription", "SealedTable", "offers_form", "offers_of"]
 
 
 class SealedTable(NamedTuple):
@@ -27,15 +27,19 @@ class SealedTable(NamedTuple):
     text: str
 
     @classmethod
-    def seal(cls, table: ChunkTable) -> "SealedTable":
-        text = base64.b64encode(pack(encode_table(table))).decode("ascii")
+    def seal(cls, table: ChunkTable, numbers: Mapping[str, int] | None = None) -> "SealedTable":
+        """``numbers``: see `encode_table`."""
+        text = base64.b64encode(pack(encode_table(table, numbers))).decode("ascii")
         return cls(table.owner, table.num_slots, text)
 
-    def open(self, consumer: ConsumerId) -> ChunkTable:
-        """The table; raises `RendezvousProtocolError` when it is malformed or mislabelled."""
+    def open(self, consumer: ConsumerId, names: Sequence[str] = ()) -> ChunkTable:
+        """The table; raises `RendezvousProtocolError` when it is malformed or mislabelled.
+
+        ``names``: see `decode_table`.
+        """
         try:
             packed = base64.b64decode(self.text.encode(errors="replace"), validate=True)
-            table = decode_table(unpack(packed), consumer)
+            table = decode_table(unpack(packed), consumer, names)
         except (ValueError, RdtPlanError, RendezvousProtocolError) as error:
             raise RendezvousProtocolError(f"malformed chunk table: {error}") from error
         if (table.owner, table.num_slots) != (self.owner, self.num_slots):
@@ -54,25 +58,31 @@ class SealedSubscription:
     tables: tuple[SealedTable, ...]
 
     @classmethod
-    def seal(cls, subscription: Subscription) -> "SealedSubscription":
-        """Encode the tables."""
+    def seal(
+        cls, subscription: Subscription, numbers: Mapping[str, int] | None = None
+    ) -> "SealedSubscription":
+        """Encode the tables; ``numbers``: see `encode_table`."""
         return cls(
             head=replace(subscription, tables=()),
-            tables=tuple(map(SealedTable.seal, subscription.tables)),
+            tables=tuple([SealedTable.seal(table, numbers) for table in subscription.tables]),
         )
 
-    def open(self, opened: MutableMapping[SealedTable, ChunkTable] | None = None) -> Subscription:
+    def open(
+        self,
+        opened: MutableMapping[SealedTable, ChunkTable] | None = None,
+        names: Sequence[str] = (),
+    ) -> Subscription:
         """Decode the tables; raises `RendezvousProtocolError` when one is not of this plan.
 
         ``opened``: tables that were opened before, and those that are now. The chunks of equal ones
-        are the same objects.
+        are the same objects. ``names``: see `decode_table`.
         """
         opened = {} if opened is None else opened
         consumer, tables = self.head.consumer, []
         for sealed in self.tables:
             table = opened.get(sealed)
             if table is None:
-                table = opened[sealed] = sealed.open(consumer)
+                table = opened[sealed] = sealed.open(consumer, names)
             if table.plan_digest != self.head.plan_digest:
                 raise RendezvousProtocolError(
                     f"consumer {consumer} of plan {self.head.plan_digest} sent a chunk table of "
@@ -102,7 +112,10 @@ class SealedSubscription:
 
 
 class SealedOffer(NamedTuple):
-    """An offer's JSON as text, and what the rendezvous checks of it."""
+    """An offer's labels, which the rendezvous reads, and the JSON of all the rest as text.
+
+    That is where a producer's ring is, and the same for all who read it: many offers, one text.
+    """
 
     consumer: ConsumerId
     consumer_incarnation: str
@@ -112,41 +125,58 @@ class SealedOffer(NamedTuple):
 
     @classmethod
     def seal(cls, offer: Offer) -> "SealedOffer":
-        text = json.dumps(offer.to_json(), separators=(",", ":"))
-        return cls(*_labels(offer), text)
+        form = offer.to_json()
+        text = json.dumps({name: form[name] for name in _RING}, separators=(",", ":"))
+        return cls(
+            offer.consumer, offer.consumer_incarnation, offer.rank, offer.producer_incarnation, text
+        )
 
     def open(self) -> Offer:
-        """The offer; raises `RendezvousProtocolError` when it is malformed or mislabelled."""
+        """The offer; raises `RendezvousProtocolError` when it is malformed."""
+        consumer, *labels, text = self
         try:
-            offer = Offer.from_json(json.loads(self.text))
+            ring = json.loads(text)
+            if not isinstance(ring, dict) or ring.keys() != _RING:
+                raise RendezvousProtocolError(f"malformed offer: expected {sorted(_RING)}")
+            said = dict(zip(_LABELS, [[consumer.replica, consumer.worker], *labels], strict=True))
+            return Offer.from_json(ring | said)
         except (ValueError, RecursionError, RdtPlanError) as error:
             raise RendezvousProtocolError(f"malformed offer: {error}") from error
-        if _labels(offer) != (found := _labels(self)):
-            raise RendezvousProtocolError(f"an offer {_labels(offer)} is labelled {found}")
-        return offer
-
-    def to_json(self) -> list[Any]:
-        """[replica, worker, incarnation, rank, incarnation, text]."""
-        return [self.consumer.replica, self.consumer.worker, *_labels(self)[1:], self.text]
-
-    @classmethod
-    def from_json(cls, value: Any) -> "SealedOffer":
-        """Raises `RendezvousProtocolError` for a row of another shape."""
-        if not isinstance(value, list) or list(map(type, value)) != [int, int, str, int, str, str]:
-            raise RendezvousProtocolError(
-                "an offer must be a row of [replica, worker, incarnation, rank, incarnation, text]"
-            )
-        replica, worker, *rest = value
-        return cls(ConsumerId(replica, worker), *rest)
 
 
-def _labels(offer: Offer | SealedOffer) -> tuple[ConsumerId, str, int, str]:
-    return (
-        offer.consumer,
-        offer.consumer_incarnation,
-        offer.rank,
-        offer.producer_incarnation,
-    )
+_LABELS = SealedOffer._fields[:-1]
+_RING = {field.name for field in fields(Offer)} - set(_LABELS)
+
+
+def offers_form(offers: Iterable[SealedOffer]) -> list[Any]:
+    """All texts, each once, and rows [replica, worker, incarnation, rank, incarnation, text]."""
+    texts: dict[str, int] = {}
+    rows = [
+        [c.replica, c.worker, whose, rank, incarnation, texts.setdefault(text, len(texts))]
+        for c, whose, rank, incarnation, text in offers
+    ]
+    return [list(texts), rows]
+
+
+def offers_of(value: Any) -> tuple[SealedOffer, ...]:
+    """Raises `RendezvousProtocolError` for another form."""
+    match value:
+        case [list(texts), list(rows)] if all(type(text) is str for text in texts):
+            return tuple([_offer_of(row, texts) for row in rows])
+    raise RendezvousProtocolError("offers must be a list of texts and one of rows")
+
+
+def _offer_of(row: Any, texts: Sequence[str]) -> SealedOffer:
+    if (
+        not isinstance(row, list)
+        or list(map(type, row)) != [int, int, str, int, str, int]
+        or not 0 <= row[-1] < len(texts)
+    ):
+        raise RendezvousProtocolError(
+            "an offer must be a row of [replica, worker, incarnation, rank, incarnation, text]"
+        )
+    replica, worker, whose, rank, incarnation, number = row
+    return SealedOffer(ConsumerId(replica, worker), whose, rank, incarnation, texts[number])
 
 
 def _is_row(row: Any) -> bool:

@@ -18,6 +18,7 @@ from rdt_transport.rendezvous.messages import (
     encode_message,
 )
 from rdt_transport.rendezvous.protocol import (
+    COMPACT,
     HANDSHAKE_TIMEOUT_SECONDS,
     MAX_FRAME_BYTES,
     MAX_TIMEOUT_SECONDS,
@@ -60,7 +61,7 @@ class RendezvousServer:
         self._numbers = count(1)
         self._announcement = AnnouncementWriter()
         self._announced: dict[int, list[bytes]] = {}  # frames that `_flush` sends
-        self._job_told: tuple[JobRecord, Any] | None = None  # and its JSON value
+        self._job_told: tuple[JobRecord, str] | None = None  # and its JSON
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -164,9 +165,10 @@ class RendezvousServer:
             case _:
                 raise RendezvousProtocolError(f"unknown frame {frame['kind']!r:.80}")
 
-    def _send(self, client: int, frame: Frame) -> None:
+    def _send(self, client: int, frame: Frame, text: str | None = None) -> None:
+        """``text``: the frame's JSON, if it is there already."""
         try:
-            encoded = encode_frame(frame)
+            encoded = encode_frame(frame) if text is None else framed(text, frame["kind"])
         except RendezvousProtocolError as error:  # too large; an event's absence ends the client
             encoded = encode_frame(refusal(error, frame.get("call")))
         earlier = self._announced.pop(client, [])
@@ -200,8 +202,7 @@ class RendezvousServer:
         for effect in effects:
             match effect:
                 case Answer(client, call, request, value):
-                    answer = self._encoded(request, value)
-                    self._send(client, {"kind": "answer", "call": call, "value": answer})
+                    self._answer(client, call, request, value)
                 case Refusal(client, call, error):
                     self._send(client, refusal(error, call))
                 case Push(client, Announced() as event):
@@ -215,13 +216,16 @@ class RendezvousServer:
                         loop = asyncio.get_running_loop()
                         loop.call_later(_FLUSH_SECONDS, writer.transport.abort)
 
-    def _encoded(self, request: Request, value: Any) -> Any:
-        """The answer's JSON value; that of the job, which every worker is told, is made once."""
+    def _answer(self, client: int, call: int, request: Request, value: Any) -> None:
+        """The job, which every worker is told, is encoded once."""
         if not isinstance(value, JobRecord):
-            return encode_answer(request, value)
+            answer = encode_answer(request, value)
+            self._send(client, {"kind": "answer", "call": call, "value": answer})
+            return
         if self._job_told is None or self._job_told[0] != value:
-            self._job_told = value, encode_answer(request, value)
-        return self._job_told[1]
+            self._job_told = value, COMPACT.encode(encode_answer(request, value))
+        text = f'{{"kind":"answer","call":{call},"value":{self._job_told[1]}}}'
+        self._send(client, {"kind": "answer", "call": call}, text)
 
     # ---- time --------------------------------------------------------------------------------
 

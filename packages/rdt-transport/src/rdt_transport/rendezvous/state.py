@@ -146,8 +146,8 @@ class JobState:
         match request:
             case Publish(record, manifest):
                 return self._publish(client, record, manifest)
-            case GetJob():
-                return self._roster.job_record()
+            case GetJob(known):
+                return self._roster.job_record(known)
             case Subscribe(subscription, session):
                 return self._subscribe(client, subscription, session)
             case ListSubscriptions():

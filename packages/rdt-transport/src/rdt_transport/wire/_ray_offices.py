@@ -19,6 +19,7 @@ _logger = logging.getLogger(__name__)
 
 _START_SECONDS = 60.0  # Ray starts a process for it
 _CLOSE_SECONDS = 5.0
+_MAX_CALLS = 100_000  # at once: each reader has one that waits, and Ray's own limit is a thousand
 
 
 def open_office(ray: Any, wire_name: str, proof: Any) -> Any:
@@ -26,7 +27,12 @@ def open_office(ray: Any, wire_name: str, proof: Any) -> Any:
     ray.cloudpickle.register_pickle_by_value(_ray_office)
     affinity = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
     here = affinity(node_id=ray.get_runtime_context().get_node_id(), soft=False)
-    options = {"name": wire_name, "namespace": NAMESPACE, "num_cpus": 0}
+    options = {
+        "name": wire_name,
+        "namespace": NAMESPACE,
+        "num_cpus": 0,
+        "max_concurrency": _MAX_CALLS,
+    }
     office = (
         ray.remote(_ray_office.Office).options(**options, scheduling_strategy=here).remote([proof])
     )

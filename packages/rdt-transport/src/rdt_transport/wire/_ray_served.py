@@ -30,7 +30,7 @@ class ServedObjects:
         self._jobs = jobs
         self._line = line
         self._objects: dict[tuple[str, int], Shared | None] = {}
-        self._num_reads = 0
+        self._num_told = 0
 
     def ask(self, peer_name: str, number: int, regions: list[tuple[int, int, int]]) -> None:
         """Make an object of these regions and answer with its envelope, or why there is none."""
@@ -62,10 +62,11 @@ class ServedObjects:
         """That peer reads nothing more."""
         self._objects = {key: held for key, held in self._objects.items() if key[0] != peer_name}
 
-    def was_read(self) -> None:
-        """One object was read: what readers leave behind in this process is dropped at times."""
-        self._num_reads += 1
-        if self._num_reads % _FORGET_EVERY == 0:
+    def was_told(self) -> None:
+        """A peer said something, perhaps of a read: what reads leave in this process is dropped at
+        times, or it would be kept for ever."""
+        self._num_told += 1
+        if self._num_told % _FORGET_EVERY == 0:
             self._jobs.run(self._direct.forget_notifications)
 
     def clear(self) -> None:

@@ -84,7 +84,11 @@ class RayWire:
         self._office: Any = None
         self._page = ProofPage(self._name)
         self._ray = attach(address)
-        self._direct = RayDirect(self._ray, transport)
+        try:
+            self._direct = RayDirect(self._ray, transport)
+        except BaseException:
+            detach(self._ray)
+            raise
         self._memory = PinnedMemory(self._name, self._direct)
         self._jobs = Jobs(f"rdt-ray-{role}")
         self._reads = Reads(self._direct, self._memory, self._jobs, self._lines)
@@ -210,6 +214,8 @@ class RayWire:
         match kind:
             case "note":
                 self._arrived.append(Notification(sender, content))
+                if self._served is not None:
+                    self._served.was_told()
             case "ask" if self._served is not None:
                 self._served.ask(sender, *content)
             case "free" if self._served is not None:
