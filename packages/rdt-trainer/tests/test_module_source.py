@@ -121,38 +121,60 @@ def test_a_pass_may_leave_the_stable_tensors_out():
     assert list(own.iter_rest(own.stable_tensors().keys())) == []
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda p: p.detach().clone(), r"1\.weight is another tensor than the one that workers"),
-        (lambda p: p.detach(), None),  # the same memory
-    ],
-)
-def test_a_table_that_was_exchanged_is_noticed_when_the_pass_ends(change, message):
+@pytest.mark.parametrize("change", [lambda p: p.detach().clone(), lambda p: p.detach()])
+def test_a_table_that_was_exchanged_is_noticed_at_once(change):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     source = ModuleSource(model)
     assert len(source.metadata) == 4
     stable = source.stable_tensors()
     table = model[1]._parameters
     model[1]._parameters = {name: nn.Parameter(change(table[name])) for name in table}
-    assert source.stable_tensors() is stable
-    rest = source.iter_rest(stable.keys())
-    if message is None:
-        assert list(rest) == []
-    else:
-        with pytest.raises(SourceError, match=message):
-            list(rest)
+    found = source.stable_tensors()
+    assert found is not stable
+    for name, parameter in model.named_parameters():
+        assert found[name].data_ptr() == parameter.data_ptr()
+    assert list(source.iter_rest(found.keys())) == []
 
 
-def test_a_parameter_that_is_new_is_noticed_when_the_pass_ends():
+@pytest.mark.parametrize(
+    ("dtype", "rest"), [(None, 0), (lambda name: torch.bfloat16 if name == "1.bias" else None, 1)]
+)
+def test_stable_tensors_whose_names_were_exchanged_are_others(dtype, rest):
+    """Where nothing or something is left to yield."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    source = ModuleSource(model, dtype=dtype)
+    stable = source.stable_tensors()
+    assert len(source.metadata) == len(stable) + rest
+    first, second = model._modules.values()
+    model._modules.clear()
+    model._modules.update({"1": first, "0": second})
+    again = source.stable_tensors()
+    assert again.keys() == stable.keys()
+    assert again["0.weight"].data_ptr() == second.weight.data_ptr()
+    assert again["1.weight"].data_ptr() == first.weight.data_ptr()
+    assert [name for name, _ in source.iter_rest(again.keys())] == ["1.bias"] * rest
+
+
+def test_names_that_are_exchanged_while_workers_read_are_noticed_where_more_is_yielded():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    source = ModuleSource(model, dtype=lambda name: torch.bfloat16 if name == "1.bias" else None)
+    assert len(source.metadata) == 4
+    stable = source.stable_tensors()
+    first, second = model._modules.values()
+    model._modules.clear()
+    model._modules.update({"1": first, "0": second})
+    with pytest.raises(SourceError, match=r"0\.weight is another tensor than the one that workers"):
+        list(source.iter_rest(stable.keys()))
+
+
+def test_a_parameter_that_is_new_is_noticed_before_anything_is_yielded():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     source = ModuleSource(model)
     assert len(source.metadata) == 4
-    stable = source.stable_tensors()
+    assert len(source.stable_tensors()) == 4
     model.more = nn.Parameter(torch.zeros(1))
-    assert source.stable_tensors() is stable
     with pytest.raises(SourceError, match=r"more is new in the module"):
-        list(source.iter_rest(stable.keys()))
+        source.stable_tensors()
 
 
 def test_stable_tensors_are_others_once_a_parameter_is():

@@ -433,3 +433,57 @@ def test_a_view_is_spread_as_far_as_it_is_cut(
     params, _ = ranks.ask("serve", model)[0]
     meta = next(param for param in params if param.name == "layers.0.w.2.0")
     assert (meta.owners, meta.mesh_shape, meta.placements) == (owners, mesh_shape, cut)
+
+
+# ---- the staging area ---------------------------------------------------------------------------
+
+
+class Masters(nn.Module):
+    """Served as bf16: two that are staged, and one that is as it is served."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 2, bias=False) for _ in range(2))
+        self.small = nn.Parameter(torch.randn(4, dtype=torch.bfloat16))
+        self.register_buffer("cache", torch.zeros(3), persistent=False)
+
+
+def longer_cache(module: Masters) -> None:
+    module.cache = torch.zeros(7)
+
+
+def other_master(module: Masters) -> None:
+    module.layers[0].weight = nn.Parameter(torch.randn(2, 3))
+
+
+@pytest.mark.parametrize("change", [longer_cache, other_master])
+def test_the_staging_area_stays_while_the_module_has_other_tensors(change):
+    module = Masters()
+    source = ShardedModuleSource(module, dtype=torch.bfloat16)
+    assert len(source.metadata) == 3
+    stable = source.stable_tensors()
+    source.fill_stable_tensors()
+    change(module)
+    module.layers[1].weight.data.mul_(2)
+    source.fill_stable_tensors()
+    found = source.stable_tensors()
+    assert found is not stable
+    for name, parameter in module.named_parameters():
+        assert found[name].data_ptr() == stable[name].data_ptr()
+        assert torch.equal(stable[name], parameter.to(torch.bfloat16))
+    assert list(source.iter_rest(found.keys())) == []
+
+
+def test_masters_under_other_names_are_served_under_those():
+    module = Masters()
+    source = ShardedModuleSource(module, dtype=torch.bfloat16)
+    assert len(source.metadata) == 3
+    stable = source.stable_tensors()
+    first, second = module.layers._modules.values()
+    module.layers._modules.clear()
+    module.layers._modules.update({"1": first, "0": second})
+    source.fill_stable_tensors()
+    assert source.stable_tensors().keys() == stable.keys()
+    for name, master in (("layers.0.weight", second.weight), ("layers.1.weight", first.weight)):
+        assert torch.equal(stable[name], master.detach().to(torch.bfloat16))  # in the same area
+    assert list(source.iter_rest(stable.keys())) == []

@@ -145,6 +145,7 @@ class GroupCollector:
         No further than the names left and the end, as a pass may never end.
         """
         if self._unconfirmed is not None:
+            self.standing = self._unconfirmed.stable_tensors()  # which starts a pass
             self._start(self._unconfirmed)
         held = (p.name for p in self._manifest.params if p.held_by(self._rank) is not None)
         num_left = sum(name not in self.standing for name in held) - self._num_taken

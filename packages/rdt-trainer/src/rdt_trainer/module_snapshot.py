@@ -1,25 +1,39 @@
 """A module's tensors as they were: whether they still are is told at once, not name by name."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from operator import attrgetter, methodcaller
+from operator import attrgetter, itemgetter, methodcaller
+from typing import TypeVar
 
 import torch
 from torch import nn
 
+from rdt_plan.collector import collector_paused
+
 __all__ = ["ModuleSnapshot"]
 
-_TABLES = tuple(map(attrgetter, ("_parameters", "_buffers", "_modules")))
+_T = TypeVar("_T")
+
+_PART = 1024  # modules or tensors that are looked at before others run: about a millisecond
+_PAUSE_SECONDS = 2e-5  # long enough for a thread that waits to be woken; none at all is not
+
+_tables_of = itemgetter("_parameters", "_buffers", "_modules")
 _values = methodcaller("values")
+_LAYOUT = (
+    torch.Tensor.data_ptr,
+    torch.Tensor.size,
+    torch.Tensor.stride,
+    attrgetter("dtype"),
+)
 
 
 class ModuleSnapshot:
     """Tells whether a module or tensor was replaced, renamed, added, removed, moved or reshaped.
 
-    Contents may differ. Costs some tenths of a microsecond a tensor, where `module_tensors` takes
-    tens: lists are made and compared without a step of the interpreter for each tensor. What it
-    costs is mostly memory that no cache holds any more, and `tensors_hold` touches little of it.
+    Contents may differ. Costs about a microsecond a tensor, where `module_tensors` takes tens:
+    lists are made and compared without a step of the interpreter for each tensor. Most of it is
+    memory that no cache holds any more, so each place is looked at once.
 
     Args:
         module: the root.
@@ -28,65 +42,48 @@ class ModuleSnapshot:
     """
 
     def __init__(self, module: nn.Module, tensors: Iterable[torch.Tensor]) -> None:
-        self._modules = _modules_of(module)
-        self._tensors = list(tensors)
+        self._modules = _modules_of(module)  # kept, so that no new one gets the id of one of them
         kinds = (torch.Tensor, nn.Parameter)
-        self._plain = [t for t in self._tensors if type(t) in kinds and t.layout is torch.strided]
-        tables = chain.from_iterable(map(table_of, self._modules) for table_of in _TABLES)
-        self._filled = list(filter(None, tables))
-        self._entries = self._entries_now()
-        self._identity = self._identity_now()
+        self._plain: list[torch.Tensor] = []
+        self._others: list[torch.Tensor] = []
+        for each in tensors:
+            is_plain = type(each) in kinds and each.layout is torch.strided
+            (self._plain if is_plain else self._others).append(each)
         self._layout = self._layout_now()
+        self._entries = self._entries_now()
 
     def holds(self) -> bool:
         """Whether all is as it was when this was made."""
-        return self.modules_hold() and self._layout_now() == self._layout
+        with collector_paused():  # else it may walk the process's whole heap in the midst of a sync
+            return self._entries_now() == self._entries and self._layout_now() == self._layout
 
-    def tensors_hold(self) -> bool:
-        """Whether what was there is there, and lies as it did.
-
-        Something new, another name, and another table in the place of a module's own are left to
-        `modules_hold`, which touches three times the memory.
-        """
-        return self._entries_now() == self._entries and self._layout_now() == self._layout
-
-    def modules_hold(self) -> bool:
-        """Whether all modules have the tensors and modules that they had, by name."""
-        return self._identity_now() == self._identity
-
-    def _entries_now(self) -> list[int]:
-        found = list(map(id, chain.from_iterable(map(_values, self._filled))))
-        _let_others_run()
-        return found
-
-    def _identity_now(self) -> list[list[object]]:
-        """Of the same modules as then: where it is equal, there are no others."""
-        found: list[list[object]] = []
-        for table_of in _TABLES:
-            tables = list(map(table_of, self._modules))
-            found.append(list(map(len, tables)))
+    def _entries_now(self) -> list[object]:
+        """Of the modules as they were: where it is equal, there are no others."""
+        found: list[object] = []
+        for modules in _parts(self._modules):
+            tables = list(chain.from_iterable(map(_tables_of, map(vars, modules))))
+            found += map(len, tables)
             filled = list(filter(None, tables))  # of most modules two are empty
-            found.append(list(chain.from_iterable(filled)))
-            found.append(list(map(id, chain.from_iterable(map(_values, filled)))))
-            _let_others_run()
+            found += chain.from_iterable(filled)
+            found += map(id, chain.from_iterable(map(_values, filled)))
         return found
 
-    def _layout_now(self) -> list[list[object]]:
-        plain, found = self._plain, list[list[object]]()
-        for asked, tensors in (
-            (torch.Tensor.size, self._tensors),
-            (torch.Tensor.data_ptr, plain),
-            (torch.Tensor.stride, plain),
-            (attrgetter("dtype"), plain),
-        ):
-            found.append(list(map(asked, tensors)))
-            _let_others_run()
+    def _layout_now(self) -> list[object]:
+        found: list[object] = []
+        for tensors in _parts(self._plain):
+            for asked in _LAYOUT:
+                found += map(asked, tensors)
+        for tensors in _parts(self._others):
+            found += map(torch.Tensor.size, tensors)
         return found
 
 
-def _let_others_run() -> None:
-    """Weights are being sent meanwhile; who waits for the interpreter waits for 5 ms otherwise."""
-    time.sleep(0)
+def _parts(whole: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    """Piece by piece, and before each others run: weights are being sent meanwhile, and who waits
+    for the interpreter waits for 5 ms otherwise."""
+    for start in range(0, len(whole), _PART):
+        time.sleep(_PAUSE_SECONDS)
+        yield whole[start : start + _PART]
 
 
 def _modules_of(module: nn.Module) -> list[nn.Module]:

@@ -45,8 +45,6 @@ class ModuleSource(NamedModule):
         """A pass over the other names; see `StablePasses`."""
         if len(stable) < len(self._served):
             yield from self._iter(stable)
-        else:
-            self._check_modules()
 
     def _stable_of(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What is served from a parameter's own memory: neither cast, copied nor gathered."""
@@ -58,6 +56,8 @@ class ModuleSource(NamedModule):
 
     def _iter(self, left_out: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
         tensors = self._checked_tensors()
+        if left_out:
+            self._check_standing(tensors)
         held: dict[Whole, torch.Tensor] = {}
         for name, served in self._served.items():
             if name in left_out:

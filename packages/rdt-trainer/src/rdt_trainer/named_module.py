@@ -127,23 +127,23 @@ class NamedModule:
             return {}
         if self._standing_of is not None and self._standing_of is self._unchanged:
             snapshot, is_plain = self._snapshot, not (self._sharded or self._sharded_modules)
-            if is_plain and snapshot is not None and snapshot.tensors_hold():
-                return self._standing  # the rest is looked at when the pass ends
+            if is_plain and snapshot is not None and snapshot.holds():
+                return self._standing
         tensors = self._checked_tensors()
         if self._standing_of is not tensors:
             self._standing = self._stable_of(tensors)
             self._standing_of = tensors
         return self._standing
 
-    def _check_modules(self) -> None:
-        """What `stable_tensors` need not look at, as workers read the tensors that it returned."""
-        if self._snapshot is None or self._snapshot.modules_hold():
+    def _check_standing(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Raises unless what `stable_tensors` returned is of these tensors of the module."""
+        read, of = self._standing, self._standing_of
+        if of is None or of is tensors:
             return
-        read = self._standing
-        self._checked_tensors()
         now = self.stable_tensors()
-        for name, tensor in read.items():
-            if name not in now or now[name].data_ptr() != tensor.data_ptr():
+        for name in read:
+            key = self._served[name].tensor_name
+            if name not in now or tensors[key] is not of[key]:
                 raise SourceError(
                     f"{name} is another tensor than the one that workers read: expected the one "
                     "that the module had when the trainer was initialised; change it in place, or "

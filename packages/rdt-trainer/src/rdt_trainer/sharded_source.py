@@ -38,7 +38,7 @@ class ShardedModuleSource(NamedModule):
             sizes that do not divide; or a view that ranks do not hold in pieces of its own dims.
     """
 
-    _staged: Sequence[str] = ()  # names in the staging area
+    _staging: Mapping[str, torch.Tensor] = {}  # by name; made once, since it is registered
 
     @cached_property
     def metadata(self) -> list[SourceMeta]:
@@ -53,28 +53,31 @@ class ShardedModuleSource(NamedModule):
         """A pass over the other names; see `StablePasses`."""
         if len(stable) < len(self._held):
             yield from self._iter(stable)
-        else:
-            self._check_modules()
 
     def fill_stable_tensors(self) -> None:
         """Copy into the staging area what is served from there; see `StablePasses`."""
-        found = self.stable_tensors() if self._staged else {}
-        for name in self._staged:
+        if self._staging:
+            self.stable_tensors()  # of the module as it is now
+        for name, staged in self._staging.items():
             piece = self._held[name]
-            found[name].copy_(piece.of(self._walked[piece.tensor_name]))
+            staged.copy_(piece.of(self._walked[piece.tensor_name]))
 
     def _stable_of(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Every piece of this rank: where the parameter is, or in the staging area."""
         pieces = {name: each for name, each in self._held.items() if 0 not in each.shape}
         of = {name: tensors[each.tensor_name] for name, each in pieces.items()}
-        self._staged = [n for n, each in pieces.items() if not each.is_in_place(of[n])]
-        device = next((tensor.device for tensor in of.values()), torch.device("cpu"))
-        area = _area([pieces[n] for n in self._staged], device)
-        staging = dict(zip(self._staged, area, strict=True))
+        staged = {n: each for n, each in pieces.items() if not each.is_in_place(of[n])}
+        if staged.keys() != self._staging.keys():
+            device = next((tensor.device for tensor in of.values()), torch.device("cpu"))
+            area = _area(list(staged.values()), device)
+            self._staging = dict(zip(staged, area, strict=True))
+        staging = self._staging
         return {n: staging[n] if n in staging else each.of(of[n]) for n, each in pieces.items()}
 
     def _iter(self, left_out: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
         tensors = self._checked_tensors()
+        if left_out:
+            self._check_standing(tensors)
         for name, piece in self._held.items():
             if name not in left_out:
                 part = piece.of(tensors[piece.tensor_name])

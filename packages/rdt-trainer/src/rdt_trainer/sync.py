@@ -135,7 +135,7 @@ class Sync:
             self._collector = collector = self._new_pass()
         if collector.standing:
             with self._step("publish", Cause.PRODUCER):
-                del groups[: producer.publish_standing(collector.standing, held_back=1)]
+                del groups[: producer.publish_standing(collector.standing, hold_back=True)]
             began = time.perf_counter()
             with self._step("gather", Cause.SOURCE_RAISED):
                 collector.confirm()  # while they are read
@@ -264,8 +264,8 @@ class Sync:
                 self._producer.abort(_as_exception(error))
             except RdtTransportError as problem:
                 notes.append(str(problem))
-        if not (self._is_told and self._is_connected):
-            notes.append(UNTOLD)
+            if not (self._is_told and self._is_connected):
+                notes.append(UNTOLD)  # of an epoch that did not begin here, nothing was published
         if consequence.discard:
             self._discard()
         if self._control is not None:
