@@ -23,11 +23,9 @@ from typing import NamedTuple
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
-from torch import Tensor, distributed
+from torch import Tensor
 
-from rdt_plan import AxisPlacement
-from rdt_plan.groups import group_ordered
-from rdt_trainer import ModuleSource, NamedView, SourceMeta
+from rdt_trainer import HeldPart, ModuleSource, NamedView, SourceMeta, merged_metadata
 
 OUTSIDE = {
     "embedding.word_embeddings.weight": "model.embed_tokens.weight",
@@ -56,16 +54,7 @@ class Place(NamedTuple):
     """Where a rank is among those that cut a tensor."""
 
     index: int
-    size: int
-
-
-class Part(NamedTuple):
-    """What a rank has of a checkpoint name."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    dim: int | None  # the dim that tensor parallelism cuts; None where it cuts none
-    place: Place
+    count: int
 
 
 def views(model: GPTModel, first_expert: int, tensor_name: str) -> str | list[NamedView] | None:
@@ -120,10 +109,7 @@ class MegatronSource:
     @cached_property
     def metadata(self) -> list[SourceMeta]:
         """The whole model, on every rank; a collective."""
-        by_rank: list[dict[str, Part]] = [{}] * distributed.get_world_size()
-        distributed.all_gather_object(by_rank, self._parts())
-        names = group_ordered(dict.fromkeys(name for parts in by_rank for name in parts))
-        return [_meta(name, [parts.get(name) for parts in by_rank]) for name in names]
+        return merged_metadata(self._held())
 
     def iter_local(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self._local.iter_full():
@@ -132,7 +118,7 @@ class MegatronSource:
     def stable_tensors(self) -> Mapping[str, Tensor]:
         return {n: _merged(n, tensor) for n, tensor in self._local.stable_tensors().items()}
 
-    def _parts(self) -> dict[str, Part]:
+    def _held(self) -> Iterator[HeldPart | SourceMeta]:
         tensors = Place(
             parallel_state.get_tensor_model_parallel_rank(),
             parallel_state.get_tensor_model_parallel_world_size(),
@@ -141,31 +127,17 @@ class MegatronSource:
             parallel_state.get_expert_tensor_parallel_rank(),
             parallel_state.get_expert_tensor_parallel_world_size(),
         )
-        found = {}
         for meta in self._local.metadata:
             module = meta.name.split(".")[-2]
-            dim = 0 if module in ROWS else 1 if module in COLUMNS else None
             place = experts if ".experts." in meta.name else tensors
             shape = tuple(_merged(meta.name, torch.empty(meta.shape, device="meta")).shape)
-            found[meta.name] = Part(meta.dtype, shape, dim, place)
-        return found
+            if module in ROWS or module in COLUMNS:
+                dim = 0 if module in ROWS else 1
+                yield HeldPart(meta.name, meta.dtype, shape, dim, *place)
+            else:
+                yield SourceMeta(meta.name, meta.dtype, shape)
 
 
 def _merged(name: str, tensor: Tensor) -> Tensor:
     """Groups, heads and their rows are the rows of one matrix, or one bias."""
     return tensor.flatten(0, -2 if name.endswith("weight") else -1) if tensor.ndim > 2 else tensor
-
-
-def _meta(name: str, by_rank: list[Part | None]) -> SourceMeta:
-    """Owners as a mesh: a row a copy of the parameter, a column a piece of it."""
-    parts = {rank: part for rank, part in enumerate(by_rank) if part is not None}
-    part = next(iter(parts.values()))
-    if part.dim is None or part.place.size == 1:
-        return SourceMeta(name, part.dtype, part.shape, tuple(parts))
-    size = part.place.size
-    columns = [[r for r, p in parts.items() if p.place.index == i] for i in range(size)]
-    shape = list(part.shape)
-    shape[part.dim] *= size
-    owners = tuple(rank for copy in zip(*columns, strict=True) for rank in copy)
-    axes = (AxisPlacement(None), AxisPlacement(part.dim))
-    return SourceMeta(name, part.dtype, tuple(shape), owners, (len(columns[0]), size), axes)

@@ -1,16 +1,18 @@
 """OpenRLHF: its rollout actors pull what they hold; rank 0 broadcasts nothing.
 
-Before ``openrlhf.cli.train_ppo_ray`` makes its actors, in a script of your own:
+In place of ``python -m openrlhf.cli.train_ppo_ray``, with the same arguments:
 
-    use_rdt_rollouts()                      # every engine gets the backend, and its four calls
-    train_ppo_ray.PolicyModelActor = ray.remote(num_gpus=1)(rdt_policy_actor())
+    python -m examples.openrlhf_ppo --actor.model_name_or_path MODEL ...
+
+In a script of your own, call `use_rdt` before that module is imported.
 
 OpenRLHF sends weights in ``ActorPPOTrainer.broadcast_to_vllm``, on every rank of the policy: one
 parameter at a time, gathered where ZeRO-3 has parted it. `send` takes that step over, and keeps the
-gathering; up to ZeRO-2 the parameters are served from where they are. Checked against the published
-files of OpenRLHF 0.11, not run with it.
+gathering; up to ZeRO-2 the parameters are served from where they are. Run with OpenRLHF 0.11 on
+CPUs, where what it asks of CUDA is stood in for, and one engine of one worker.
 """
 
+import runpy
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
@@ -47,13 +49,14 @@ def rdt_rollout_actor(plain: type) -> type:
     return RdtRolloutActor
 
 
-def use_rdt_rollouts() -> None:
-    """In the driver, before it calls ``create_vllm_engines``."""
+def use_rdt() -> None:
+    """In the driver: engines get the backend and its calls, the policy's actors send as `send`."""
     import ray
-    from openrlhf.trainer.ray import vllm_engine
+    from openrlhf.trainer.ray import ppo_actor, vllm_engine
 
     plain = vllm_engine.RolloutRayActor.__ray_metadata__.modified_class
     vllm_engine.RolloutRayActor = ray.remote(rdt_rollout_actor(plain))
+    ppo_actor.PolicyModelActor = ray.remote(num_gpus=1)(rdt_policy_actor())
 
 
 def rdt_policy_actor() -> type:
@@ -125,3 +128,8 @@ class ZeroSource:
                 whole = param.data.clone()
             yield name, whole
             del whole
+
+
+if __name__ == "__main__":
+    use_rdt()
+    runpy.run_module("openrlhf.cli.train_ppo_ray", run_name="__main__")

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from rdt_trainer import HttpClient
 from rdt_trainer.push import PushOptions, Stage, push
 from rdt_trainer.safetensors_header import read_header
 from rdt_vllm.testing.checkpoint import write_checkpoint
-from tests.http_servers import Load, Servers, counting_model
+from tests.http_servers import Completion, Load, Servers, counting_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -113,11 +114,13 @@ def test_bytes_that_change_on_their_way_are_found_and_never_served(
 
         def on_progress(stage: Stage, done: object, total: int) -> None:
             if stage is Stage.PUSH:
+                written = file.stat().st_mtime_ns
                 with file.open("r+b") as opened:
                     opened.seek(at)
                     (byte,) = opened.read(1)
                     opened.seek(at)
                     opened.write(bytes([byte ^ 1]))
+                os.utime(file, ns=(written, written))  # as memory goes bad: nobody wrote
 
         return on_progress
 
@@ -135,6 +138,49 @@ def test_bytes_that_change_on_their_way_are_found_and_never_served(
     assert outcome.exit_status == 0
     assert servers.complete().step == 9
     assert servers.weight_version() == "nine"
+
+
+def test_one_that_is_terminated_while_requests_end_leaves_nobody_paused(
+    servers: Servers, tmp_path: Path
+) -> None:
+    before, version = servers.complete(), servers.weight_version()
+    pushed = checkpoint(tmp_path, 11)
+    ended: list[Completion] = []
+    asking = threading.Thread(target=lambda: ended.append(servers.complete(0, 400)))
+    asking.start()
+    servers.wait_until_generating()
+    arguments = [str(pushed), "--url", servers.urls[0], "--timeout", "120"]
+    command = [sys.executable, "-c", PUSH, *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as pushing:
+        while not servers.is_paused():
+            assert pushing.poll() is None
+        pushing.terminate()
+        _, said = pushing.communicate(timeout=120)
+    assert pushing.returncode == 143
+    assert f"{servers.urls[0]} serves the old weights" in said
+    asking.join()
+    assert not servers.is_paused()
+    assert ended[0].finish_reason == "length"
+    assert ended[0].step == before.step
+    assert servers.complete().tokens == before.tokens
+    assert servers.weight_version() == version
+
+
+def test_one_server_by_two_names_is_refused_before_it_is_touched(
+    servers: Servers, tmp_path: Path
+) -> None:
+    before, version = servers.complete(), servers.weight_version()
+    names = (servers.urls[0], servers.urls[0].replace("127.0.0.1", "localhost"))
+    assert names[0] != names[1]
+    pushed = checkpoint(tmp_path, 12)
+    status, said, errors = rdt_push(
+        str(pushed), *(word for url in names for word in ("--url", url))
+    )
+    assert (status, said["exit_status"]) == (3, 3), errors
+    assert "workers attached" in said["error"]
+    assert not servers.is_paused()
+    assert servers.complete().tokens == before.tokens
+    assert servers.weight_version() == version
 
 
 def test_one_bad_url_stops_it_before_any_server_is_touched(

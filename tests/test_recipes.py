@@ -5,13 +5,15 @@ import asyncio
 import contextlib
 import importlib.util
 import inspect
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from torch import Tensor
@@ -118,9 +120,6 @@ def test_grpo_and_a_real_server(tmp_path: Path) -> None:
     write_tokenizer(folder)
     arguments = {"--skip-tokenizer-init": None, "--logprobs-mode": "processed_logprobs"}
     with HttpServer(folder, tmp_path / "server.log", arguments) as server:
-        answer = httpx.get(f"{server.url}/server_info?config_format=json", timeout=60)
-        if answer.is_error:  # TRL asks for it first
-            pytest.skip(f"this build of vLLM answers /server_info with HTTP {answer.status_code}")
         mp.spawn(_train_grpo, args=(server.url, str(folder), str(tmp_path / "out")), nprocs=1)
 
 
@@ -171,16 +170,30 @@ def _train_grpo(_: int, url: str, folder: str, output: str) -> None:
     ask["generation_kwargs"] = {"ignore_eos": True}
 
     def complete() -> Any:
-        return generation.vllm_client.generate(**ask)["logprobs"]
+        return generation.vllm_client.generate(**ask)
 
     first = complete()
     trainer.train()
     generation.sync_weights()  # TRL sends before it generates, so not after its last step
-    assert complete() != first
-    draw_weights(trainer.accelerator.unwrap_model(trainer.model), 1)
+    trained, model = complete(), trainer.accelerator.unwrap_model(trainer.model)
+    ours = logprobs_of(model, trained)
+    theirs = torch.tensor(trained["logprobs"][0]).flatten()
+    assert torch.allclose(theirs, ours, atol=0.1), (theirs, ours)
+    before = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    assert not torch.allclose(theirs, logprobs_of(before, trained), atol=1.0)
+    draw_weights(model, 1)
     generation.sync_weights()
-    assert complete() == first
+    assert complete()["logprobs"] == first["logprobs"] != trained["logprobs"]
     trl_grpo.close(generation)
+
+
+@torch.no_grad()
+def logprobs_of(model: Any, answer: dict[str, Any]) -> Tensor:
+    """Of the tokens that a server completed its one prompt with, by the model itself."""
+    (prompt,), (completion,) = answer["prompt_ids"], answer["completion_ids"]
+    logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+    rows = torch.arange(len(completion))
+    return logits.float().log_softmax(-1)[rows, torch.tensor(completion)]
 
 
 # ---- OpenRLHF ------------------------------------------------------------------------------------
@@ -230,8 +243,69 @@ def test_an_actor_of_openrlhf_hands_the_weight_calls_to_its_engine() -> None:
     ]
 
 
+REWARD = """
+import torch
+
+
+def reward_func(queries, prompts, labels, **_):
+    scores = torch.tensor([float(len(set(query.split()))) for query in queries])
+    return {"rewards": scores, "scores": scores, "extra_logs": {}}
+"""
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("zero_stage", [2, 3])
+def test_what_ppo_of_openrlhf_saves_its_engine_has_pulled(tmp_path: Path, zero_stage: int) -> None:
+    """Its own command line, two ranks of a policy and one engine; see `tests.openrlhf_on_cpu`."""
+    for needed in ("openrlhf", "deepspeed"):
+        if importlib.util.find_spec(needed) is None:
+            pytest.skip(NEEDED.format(needed))
+    folder = write_checkpoint(TINY_QWEN3.build(seed=1), tmp_path / "served")
+    write_tokenizer(folder)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"input": f"t{i} t7 t9"}) for i in range(8)))
+    reward = tmp_path / "reward.py"
+    reward.write_text(REWARD)
+    options = {
+        "actor.model_name_or_path": folder,
+        "actor.num_gpus_per_node": 2,
+        "actor.adam.lr": 1e-2,
+        "actor.lr_warmup_ratio": 0,
+        "algo.advantage.estimator": "group_norm",
+        "algo.kl.init_coef": 0,
+        "ckpt.output_dir": tmp_path / "saved",
+        "ckpt.path": tmp_path / "checkpoints",
+        "data.max_len": 64,
+        "data.prompt_dataset": prompts,
+        "ds.attn_implementation": "eager",
+        "ds.zero_stage": zero_stage,
+        "reward.remote_url": reward,
+        "rollout.batch_size": 4,
+        "rollout.max_new_tokens": 8,
+        "rollout.n_samples_per_prompt": 2,
+        "train.batch_size": 4,
+        "vllm.num_engines": 1,
+    }
+    named = [f"--{name}={value}" for name, value in options.items()]
+    log, found = tmp_path / "log", tmp_path / "found.json"
+    environment = {"FOUND": str(found), "VLLM_CPU_KVCACHE_SPACE": "1", "UCX_NET_DEVICES": "lo"}
+    with log.open("w") as output:
+        status = subprocess.run(
+            [sys.executable, "-m", "tests.openrlhf_on_cpu", *named, "--vllm.enforce_eager"],
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+            timeout=1100,
+            check=False,
+        ).returncode
+    assert status == 0, log.read_text()[-8000:]
+    said = json.loads(found.read_text())
+    assert said["pulled"] == said["saved"] != said["first"]
+
+
 def test_openrlhf_has_what_its_recipe_replaces() -> None:
-    """Its published files, read and not imported: that takes CUDA and DeepSpeed."""
+    """Its published files, read and not imported."""
     spec = importlib.util.find_spec("openrlhf")
     if spec is None or not spec.submodule_search_locations:
         pytest.skip(NEEDED.format("openrlhf"))

@@ -115,7 +115,7 @@ def test_the_factory_makes_it_and_two_syncs_are_exact(make_info: Callable[..., A
             four.assert_holds(weights(seed))
         engine.send_weights(live_consumer_ids=[0, 1], weight_version="step-7")
         assert four.engine.weight_version == "step-7"
-        with pytest.raises(SettingsError, match="names 1 of 2 consumers"):
+        with pytest.raises(SettingsError, match=r"some of consumers 0 to 1, .* client 0"):
             engine.send_weights([1])
     finally:
         engine.shutdown()
@@ -134,6 +134,68 @@ def test_a_list_of_clients_is_a_list_of_deployments() -> None:
         assert engine.send_weights().committed == (0, 1)
         for four in fours:
             four.assert_holds(weights(1))
+    finally:
+        engine.shutdown()
+
+
+def test_only_live_consumers_take_part() -> None:
+    module, fours = model(1), [Four(2), Four(2), Four(2)]
+    engine = vllm_api.RdtTrainerWeightTransferEngine.trainer_init(
+        vllm_api.RdtTrainerInitInfo(rank=0, num_consumers=6, max_chunk_bytes=256),
+        client=fours,
+        source=stock.ModuleSource(module),
+    )
+
+    def expect(holding: list[int], seed: int, committed: tuple[int, ...], live: Any) -> None:
+        draw(module, seed)
+        report = engine.send_weights(live)
+        assert (report.committed, report.dropped) == (committed, {})
+        for at, four in enumerate(fours):
+            assert (four.engine.calls[-1] == "finish") == (at in holding)
+            if at in holding:
+                four.assert_holds(weights(seed))
+
+    try:
+        expect([0, 1, 2], 2, (0, 1, 2), range(6))
+        expect([0, 2], 3, (0, 2), [4, 5, 0, 1])
+        expect([0, 2], 4, (0, 2), {0, 1, 4, 5})
+        expect([1, 2], 5, (2, 3), [2, 3, 4, 5])  # numbers of replicas are given once
+        expect([0, 1, 2], 6, (2, 3, 4), None)
+    finally:
+        engine.shutdown()
+
+
+def test_one_that_is_called_live_and_is_not_holds_up_nobody() -> None:
+    module, fours = model(1), [Four(1), Four(1)]
+    engine = vllm_api.RdtTrainerWeightTransferEngine.trainer_init(
+        vllm_api.RdtTrainerInitInfo(rank=0, num_consumers=2),
+        client=fours,
+        source=stock.ModuleSource(module),
+    )
+    init = fours[1].init_weight_transfer_engine
+    try:
+        assert engine.send_weights([0]).committed == (0,)
+        fours[1].init_weight_transfer_engine = lambda init_info: 1 / 0  # type: ignore[method-assign]
+        assert engine.send_weights().committed == (0,)
+        assert engine.send_weights([1]).committed == (0,)  # nobody else is left
+        fours[1].init_weight_transfer_engine = init  # type: ignore[method-assign]
+        draw(module, 2)
+        (replica,) = engine.send_weights([1]).committed
+        assert replica > 1
+        fours[1].assert_holds(weights(2))
+    finally:
+        engine.shutdown()
+
+
+def test_live_consumers_of_an_unknown_fleet_are_refused() -> None:
+    four = Four()
+    engine = vllm_api.RdtTrainerWeightTransferEngine.trainer_init(
+        vllm_api.RdtTrainerInitInfo(rank=0), client=four, source=stock.ModuleSource(model(1))
+    )
+    try:
+        with pytest.raises(SettingsError, match="came without num_consumers"):
+            engine.send_weights([0])
+        assert four.engine.calls == ["init"]
     finally:
         engine.shutdown()
 
@@ -197,6 +259,13 @@ def test_clients_of_ours_stay() -> None:
     ours = HttpClient("http://h:1")
     assert converted(ours) == [ours]
     ours.close()
+
+
+@pytest.mark.parametrize("given", [None, [], [None], 5, [Four(), "http://h:1"]])
+@pytest.mark.parametrize("num_consumers", [0, 2])
+def test_what_is_no_client_is_refused(given: Any, num_consumers: int) -> None:
+    with pytest.raises(SettingsError, match=r"^client is .*: expected"):
+        converted(given, num_consumers=num_consumers)
 
 
 @pytest.mark.parametrize(

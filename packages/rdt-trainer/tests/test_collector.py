@@ -255,11 +255,33 @@ def test_a_source_that_changes_its_stable_tensors_when_asked_is_told_in_the_end(
         collector.check_unchanged()
 
 
+def test_what_changed_before_a_source_said_where_its_tensors_are_is_told():
+    source = Passes("embed")
+    source.stable = {"embed": torch.ones(2, 2)}
+    collector = GroupCollector.of(adapt(source, num_producers=2), MANIFEST, 0, CPU)
+    source.stable["embed"].add_(1)  # they may be read already
+    source.stable = dict(source.stable)
+    with pytest.raises(SourceError, match="rank 0: embed changed in place"):
+        collector.confirm()
+
+
+def test_what_changes_after_a_source_said_where_its_tensors_are_is_told():
+    source = Passes("embed")
+    source.stable = {"embed": torch.ones(2, 2)}
+    collector = GroupCollector.of(adapt(source, num_producers=2), MANIFEST, 0, CPU)
+    source.stable = {"embed": source.stable["embed"].data}  # which counts its changes for itself
+    collector.confirm()
+    source.stable["embed"].add_(1)
+    with pytest.raises(SourceError, match="rank 0: embed changed in place"):
+        collector.check_unchanged()
+
+
 def test_a_pass_that_never_began_is_discarded_without_the_stable_ones():
     source = Passes("embed")
     collector = GroupCollector.of(adapt(source, num_producers=2), MANIFEST, 0, CPU)
+    source.stable = {name: TENSORS[name] for name in ("embed", "norm")}  # asked for once more
     collector.discard()
-    assert source.asked == [{"embed"}]
+    assert source.asked == [{"embed", "norm"}]
 
 
 def test_a_stable_tensor_that_changes_is_told_in_the_end():

@@ -198,6 +198,8 @@ def test_what_cannot_be_changed_is_refused(make_wire):
             trainer.remove_replica(1)
         with pytest.raises(TrainerStateError, match="replica 0 is the only one"):
             trainer.remove_replica(0)
+        with pytest.raises(SettingsError, match="torch engine is a replica already"):
+            trainer.add_replica(server)
         server.num_workers = -1
         with pytest.raises(SettingsError, match="num_workers is -1"):
             trainer.add_replica(server)

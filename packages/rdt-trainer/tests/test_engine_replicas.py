@@ -257,8 +257,10 @@ def test_who_cannot_come_back_is_told_at_once_and_the_same_epoch_comes_next(make
         for server in fleet.servers:
             server.close()
             server.troubles["init"] = refusing("init")
-        with pytest.raises(SyncFailedError, match="epoch 1 failed: init: HTTP 500: no memory"):
+        with pytest.raises(SyncFailedError, match="init: HTTP 500: no memory") as caught:
             fleet.trainer.send_weights()
+        assert str(caught.value).startswith("sync of epoch 1 failed: init")
+        assert not hasattr(caught.value, "__notes__")  # nothing was published, so nobody reads
         for server in fleet.servers:
             server.troubles.clear()
         fleet.source.step()

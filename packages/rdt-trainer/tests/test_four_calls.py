@@ -34,6 +34,11 @@ class WithoutVersions(Four):
         self.calls.append(("finish",))
 
 
+class WithNamedVersions(Four):
+    def finish_weight_update(self, *, weight_version=None):
+        self.calls.append(("finish", weight_version))
+
+
 class WithMore(Four):
     base_url = "http://here:1"
 
@@ -69,6 +74,10 @@ def test_the_four_calls_are_made():
     assert drive(Four()) == [*CALLS, ("finish", "3"), ("finish", None)]
 
 
+def test_a_version_is_named_where_it_must_be():
+    assert drive(WithNamedVersions()) == [*CALLS, ("finish", "3"), ("finish", None)]
+
+
 def test_a_version_is_kept_from_whoever_takes_none():
     assert drive(WithoutVersions()) == [*CALLS, ("finish",), ("finish",)]
 
@@ -93,6 +102,34 @@ def test_an_error_of_an_http_library_carries_the_servers_words():
     with pytest.raises(ClientError, match="500 Server Error: no such epoch") as caught:
         FourCallsClient(Refusing()).start()
     assert (caught.value.server_text, caught.value.status) == ("no such epoch", 500)
+
+
+class Unread:
+    """An answer of httpx's that was streamed."""
+
+    status_code = 500
+
+    @property
+    def text(self):
+        raise RuntimeError("the answer was not read")
+
+
+@pytest.mark.parametrize(
+    "response", [None, Unread(), SimpleNamespace(text=lambda: "later", status_code="500 no")]
+)
+def test_an_answer_that_shows_no_words_leaves_the_errors_own(response: object):
+    error = ValueError("refused")
+    error.response = response  # type: ignore[attr-defined]
+
+    class Refusing(Four):
+        def start_weight_update(self):
+            raise error
+
+    with pytest.raises(
+        ClientError, match=r"Refusing\.start_weight_update: ValueError: refused$"
+    ) as e:
+        FourCallsClient(Refusing()).start()
+    assert (e.value.server_text, e.value.status) == ("ValueError: refused", None)
 
 
 @pytest.mark.parametrize("method", ["pause", "resume", "reset_prefix_cache"])

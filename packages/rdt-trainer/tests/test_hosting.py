@@ -56,6 +56,13 @@ def test_a_given_address_is_taken_and_left_alone():
     assert host.address is GIVEN
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_an_address_of_all_is_one_that_no_worker_reaches(host):
+    with pytest.raises(SettingsError, match=f"host is {host}, .* that workers reach"):
+        hosting(host=host)
+    assert hosting(host=host, given=GIVEN).open() is GIVEN
+
+
 def test_an_address_and_ray_exclude_each_other():
     with pytest.raises(SettingsError, match="both rendezvous= and ray="):
         hosting(given=GIVEN, ray="auto")

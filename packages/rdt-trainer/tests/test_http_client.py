@@ -5,7 +5,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from rdt_trainer.errors import ClientError
+from rdt_trainer.errors import ClientError, SettingsError
 from rdt_trainer.http_client import HttpClient
 
 ENGINE_ERROR = {
@@ -136,6 +136,51 @@ def test_unreachable_server_is_named_with_the_remedy(url, error):
     assert message.endswith(
         "check that the server is up and that this is its scheme, host and port"
     )
+
+
+def test_no_call_depends_on_what_a_server_does_with_an_idle_connection(server, monkeypatch):
+    """A second call over one may meet its end, which the server chose before it heard of it."""
+    answer = Handler.do_POST
+
+    def answer_once(handler):
+        if getattr(handler, "has_answered", False):
+            handler.close_connection = True
+            return
+        handler.has_answered = True
+        answer(handler)
+
+    monkeypatch.setattr(Handler, "protocol_version", "HTTP/1.1")
+    monkeypatch.setattr(Handler, "do_POST", answer_once)
+    server.answers = {f"/{call}": (204, "") for call in ("pause", "resume")}
+    with HttpClient(server.url) as client:
+        client.pause()
+        client.resume()
+    assert [path for path, _, _ in server.asked] == ["/pause?mode=abort", "/resume"]
+
+
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "socks5://127.0.0.1:9", "no:proxy"])
+def test_the_server_is_asked_directly_whatever_proxy_the_environment_names(
+    server, monkeypatch, proxy
+):
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, proxy)
+    with HttpClient(server.url) as client:
+        client.init({"token": "the job's"})
+    assert [path for path, _, _ in server.asked] == ["/init_weight_transfer_engine"]
+
+
+@pytest.mark.parametrize("url", ["http://host:port", "http://[::1", "http://h:1:2"])
+def test_a_url_that_is_none_is_refused(url):
+    with pytest.raises(SettingsError, match="expected http://host:port"):
+        HttpClient(url)
+
+
+def test_a_key_that_is_not_ascii_is_the_servers_to_judge(server):
+    with HttpClient(server.url, api_key="schlüssel") as client:
+        client.start()
+    assert server.asked[0][2] == "Bearer schlüssel".encode().decode("latin-1")
 
 
 def test_server_that_dies_during_a_call_is_an_error_not_a_wait(server):

@@ -1,22 +1,26 @@
 """Pushing a checkpoint, over real reads, into deployments that need no inference engine."""
 
+import io
 import json
+import os
+import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from rdt_trainer import ClientError, SourceError
-from rdt_trainer.push import PushOptions, PushOutcome, ServerOutcome, Stage, push
-from rdt_trainer.push.command import main
-from rdt_trainer.push.server import PushedServer
+from rdt_trainer.push import PushOptions, PushOutcome, ServerOutcome, Stage, command, push
+from rdt_trainer.push.command import EXIT_STATUS, main
+from rdt_trainer.push.display import show_outcome
 from rdt_trainer.testing import TorchEngineClient
+from rdt_trainer.testing.pushed_engine import PushedEngine
 from rdt_transport.checksums import region_checksum, split_checksums
 from rdt_transport.wire.nixl import NixlWire
 
@@ -24,39 +28,7 @@ OPTIONS = PushOptions("v7", timeout_seconds=20.0)
 PUSHED = ["init", "pause", "start", "update", "finish", "reset_prefix_cache", "resume", "shutdown"]
 
 
-class Engine(TorchEngineClient):
-    """Remembers what it is told, and fails a call on demand, as a server does: with its words."""
-
-    def __init__(self, num_workers: int = 1, fails: str = "", name: str = "http://engine") -> None:
-        super().__init__(NixlWire, num_workers=num_workers)
-        self.name = name
-        self.update_infos: list[Mapping[str, Any]] = []
-        self._fails = fails
-
-    def _check(self, call: str) -> None:
-        if call == self._fails:
-            self.calls.append(call)
-            raise ClientError(f"{self.name}/{call}: HTTP 500: no", server_text="no", status=500)
-
-    def init(self, init_info: Mapping[str, Any]) -> None:
-        self._check("init")
-        super().init(init_info)
-
-    def pause(self, mode: Any = "abort") -> None:
-        self._check("pause")
-        super().pause(mode)
-
-    def start(self) -> None:
-        self._check("start")
-        super().start()
-
-    def update(self, update_info: Mapping[str, Any]) -> None:
-        self.update_infos.append(update_info)
-        super().update(update_info)
-
-    def finish(self, weight_version: str | None = None) -> None:
-        self._check("finish")
-        super().finish(weight_version)
+MEANT = {"unknown": "mixture", "new": "with the new weights"}
 
 
 @pytest.fixture
@@ -67,6 +39,7 @@ def checkpoint(tmp_path: Path) -> Path:
     names = ["model.embed.weight", "model.layers.0.w", "model.layers.1.w", "model.norm.weight"]
     weights = {name: torch.randn(6, 8, generator=generator).bfloat16() for name in names}
     save_file(weights, folder / "model.safetensors")
+    os.utime(folder / "model.safetensors", (1, 1))  # clocks of files are coarse
     return folder
 
 
@@ -81,7 +54,7 @@ def has(engine: TorchEngineClient, checkpoint: Path) -> bool:
 
 @pytest.mark.parametrize("staged", [False, True])
 def test_every_server_gets_the_checkpoint_and_serves_on(checkpoint: Path, staged: bool) -> None:
-    engines = [Engine(num_workers=2), Engine()]
+    engines = [PushedEngine(num_workers=2), PushedEngine()]
     stages: list[tuple[Stage, Any, int]] = []
     options = PushOptions("v7", timeout_seconds=20.0, staged=staged)
     outcome = push(checkpoint, engines, options, lambda *stage: stages.append(stage))  # type: ignore[arg-type]
@@ -103,30 +76,44 @@ def test_every_server_gets_the_checkpoint_and_serves_on(checkpoint: Path, staged
 
 
 def test_a_dry_run_tells_the_plan_and_touches_nothing(checkpoint: Path) -> None:
-    engine = Engine(num_workers=2)
+    engine = PushedEngine(num_workers=2)
     before = push(checkpoint, [engine], PushOptions("v7", dry_run=True, timeout_seconds=20.0))
     assert engine.calls == ["init", "shutdown"]
     assert not has(engine, checkpoint)
     after = push(checkpoint, [engine], OPTIONS)
-    assert before.servers == after.servers
+    workers = [outcome.servers[0].workers for outcome in (before, after)]
+    assert workers[0] == workers[1]
+    assert [outcome.servers[0].weights for outcome in (before, after)] == ["old", "new"]
     assert [read.num_tensors for read in before.servers[0].workers] == [4, 4]
     assert json.loads(json.dumps(before.to_json()))["exit_status"] == 0
 
 
 @pytest.mark.parametrize(
-    ("fails", "is_paused"), [("pause", False), ("start", False), ("finish", True)]
+    ("fails", "weights"),
+    [
+        ("pause", "old"),
+        ("start", "old"),
+        ("update", "unknown"),
+        ("finish", "unknown"),
+        ("reset_prefix_cache", "new"),
+        ("resume", "new"),
+    ],
 )
 def test_a_server_that_fails_is_told_and_serves_on_only_if_untouched(
-    checkpoint: Path, fails: str, is_paused: bool
+    checkpoint: Path, fails: str, weights: str
 ) -> None:
-    good, bad = Engine(), Engine(fails=fails, name="http://bad")
+    is_paused = weights != "old"
+    good, bad = PushedEngine(), PushedEngine(fails=fails, name="http://bad")
     outcome = push(checkpoint, [good, bad], OPTIONS)
     assert outcome.exit_status == 1
     assert outcome.servers[0].failure is None
     assert has(good, checkpoint)
     assert f"http://bad/{fails}: HTTP 500: no" in (outcome.servers[1].failure or "")
-    assert outcome.servers[1].is_paused is is_paused
-    assert ("resume" in bad.calls) is not is_paused
+    assert outcome.servers[1].weights == weights
+    assert outcome.servers[1].is_paused is bad.is_paused() is is_paused
+    said = f"was left paused, .*{MEANT[weights]}" if is_paused else "serves the old weights"
+    assert re.match(f"http://bad {said}", outcome.servers[1].state)
+    assert outcome.servers[0].state == "http://engine serves the new weights"
 
     outcome = push(checkpoint, [bad], OPTIONS)
     assert outcome.exit_status == 3
@@ -136,7 +123,7 @@ def test_a_server_that_fails_is_told_and_serves_on_only_if_untouched(
 def test_a_server_that_cannot_attach_stops_the_push_before_anybody_pauses(
     checkpoint: Path,
 ) -> None:
-    good, bad = Engine(), Engine(fails="init", name="http://bad")
+    good, bad = PushedEngine(), PushedEngine(fails="init", name="http://bad")
     with pytest.raises(ClientError, match="http://bad/init: HTTP 500: no"):
         push(checkpoint, [good, bad], OPTIONS)
     assert "pause" not in good.calls + bad.calls
@@ -152,17 +139,8 @@ def test_a_tensor_that_no_worker_reads_stops_it_too_unless_allowed(checkpoint: P
     assert push(checkpoint, [engine], allowed).exit_status == 0
 
 
-def test_a_pause_that_ends_too_late_begins_no_update() -> None:
-    engine = Engine()
-    server = PushedServer(engine, "wait")
-    server.recover()
-    with pytest.raises(ClientError, match="given up before it was paused"):
-        server.start()
-    assert engine.calls == ["pause", "resume"]
-
-
 def test_to_verify_is_to_send_what_each_worker_should_find(checkpoint: Path) -> None:
-    engines = [Engine(num_workers=2), Engine()]
+    engines = [PushedEngine(num_workers=2), PushedEngine()]
     outcome = push(checkpoint, engines, PushOptions("v7", verify=True, timeout_seconds=20.0))
     assert outcome.is_verified
     for engine in engines:
@@ -191,6 +169,12 @@ def test_the_command_neither_needs_nor_imports_ray_or_a_trainer() -> None:
         (["--url", "http://127.0.0.1:9", "--pause-mode", "keep"], 2, "keep"),
         ([], 2, "--url"),
         (["--url", "http://127.0.0.1:9", "--timeout", "5"], 3, "no connection"),
+        (["--url", "http://127.0.0.1:9", "--timeout", "inf"], 2, "--timeout"),
+        (["--url", "http://127.0.0.1:9", "--device", "foo"], 2, "device is 'foo'"),
+        (["--url", "http://127.0.0.1:9", "--host", "203.0.113.7"], 2, "--host 203.0.113.7"),
+        (["--url", "http://127.0.0.1:9", "--host", "0.0.0.0"], 2, "host is 0.0.0.0"),
+        (["--url", "http://127.0.0.1:9?a=b"], 2, "expected http://host:port"),
+        (["--url", "http://127.0.0.1:nine"], 2, "expected http://host:port"),
     ],
 )
 def test_exit_statuses_before_anything_is_pushed(
@@ -202,6 +186,65 @@ def test_exit_statuses_before_anything_is_pushed(
 ) -> None:
     assert main([str(checkpoint), *arguments]) == status
     assert said in capsys.readouterr().err
+
+
+def test_a_server_that_is_given_twice_is_pushed_to_once(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engines = {}
+
+    def client_of(url: str, **options: object) -> PushedEngine:
+        assert url not in engines
+        return engines.setdefault(url, PushedEngine(name=url))
+
+    monkeypatch.setattr(command, "HttpClient", client_of)
+    given = ["http://localhost:80", "http://localhost/", "HTTP://LocalHost", "http://localhost:81"]
+    arguments = [word for url in given for word in ("--url", url)]
+    assert main([str(checkpoint), *arguments, "--host", "127.0.0.1"]) == 0
+    assert list(engines) == ["http://localhost", "http://localhost:81"]
+    printed = capsys.readouterr().out
+    assert all(url in printed for url in engines), "each whole, also where there is no terminal"
+
+
+def test_what_nobody_foresaw_has_a_status_of_its_own(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        command, "HttpClient", lambda *_, **__: PushedEngine(before=lambda _: 1 / 0)
+    )
+    assert main([str(checkpoint), "--url", "http://127.0.0.1:9"]) == 70
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_what_is_written_to_while_it_is_pushed_is_not_served(
+    checkpoint: Path, staged: bool
+) -> None:
+    file = checkpoint / "model.safetensors"
+    for call in ("start", "finish"):
+        engine = PushedEngine(before=lambda made, call=call: made == call and file.touch())
+        outcome = push(checkpoint, [engine], replace(OPTIONS, staged=staged))
+        assert outcome.exit_status == 3
+        assert "model.safetensors was written to" in (outcome.servers[0].failure or "")
+        weights = outcome.servers[0].weights
+        assert weights == "unknown" or (call, weights) == ("start", "old")  # whoever is first
+        assert engine.is_paused() is outcome.servers[0].is_paused is (weights == "unknown")
+
+
+def test_an_address_in_brackets_is_printed_whole() -> None:
+    outcome = PushOutcome(
+        "c", 1, 2, "v", False, False, 0.0, (ServerOutcome("http://[fe80::1]", ()),)
+    )
+    console = Console(width=120, file=io.StringIO(), record=True)
+    show_outcome(console, outcome)
+    assert "http://[fe80::1]" in console.export_text()
+
+
+def test_every_status_is_documented() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    table = readme.partition("| exit status | |")[2].partition("\n\n")[0]
+    told = " ".join(re.findall(r"^\| ([\d, ]+) \|", table, re.M))
+    assert {int(each) for each in re.findall(r"\d+", told)} == EXIT_STATUS.keys()
 
 
 def test_a_checkpoint_that_is_none_is_bad_input(

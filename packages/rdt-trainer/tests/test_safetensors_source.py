@@ -1,4 +1,5 @@
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from rdt_plan import Manifest
-from rdt_trainer import RdtTrainer, SafetensorsSource, SourceError
+from rdt_trainer import RdtTrainer, SafetensorsSource, SettingsError, SourceError
 from rdt_trainer.safetensors_header import read_header
 from rdt_trainer.source import adapt
 from rdt_trainer.testing import TorchEngineClient
@@ -131,9 +132,9 @@ def test_what_is_mapped_stays_and_is_registered_once_a_file(tmp_path):
 
 def test_unaligned_tensors_are_copied_in_every_pass(tmp_path):
     weight = drawn((4,), torch.float32)
-    header = {"w": {"dtype": "F32", "shape": [4], "data_offsets": [1, 17]}}
-    text = json.dumps(header).encode()
-    path = write_file(tmp_path / "m.safetensors", text, b"x" + weight.numpy().tobytes())
+    text = json.dumps({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
+    text += b" " * ((1 - len(text)) % 4)  # the format has writers align it; not all do
+    path = write_file(tmp_path / "m.safetensors", text, weight.numpy().tobytes())
     source = SafetensorsSource(path)
     assert source.stable_tensors() == {}
     check(source, {"w": weight})
@@ -164,6 +165,13 @@ def refusals(folder: Path) -> dict[str, Callable[[], object]]:
 
     def shard(text: str, data: bytes = b"") -> None:
         write_file(folder / "a.safetensors", text.encode(), data)
+
+    def tensors_at(*offsets: tuple[int, int], num_bytes: int) -> Callable[[], None]:
+        described = [
+            (f"t{at}", {"dtype": "U8", "shape": [end - begin], "data_offsets": [begin, end]})
+            for at, (begin, end) in enumerate(offsets)
+        ]
+        return lambda: shard(json.dumps(dict(described)), bytes(num_bytes))
 
     a = folder / "a.safetensors"
     norm = '"model.norm.weight": {"dtype": "BF16", "shape": [6], "data_offsets": [0, 12]}'
@@ -197,6 +205,17 @@ def refusals(folder: Path) -> dict[str, Callable[[], object]]:
         r"described as .*expected dtype": lambda: shard('{"model.norm.weight": {"dtype": "BF16"}}'),
         r"described as .*-6": lambda: shard(f"{{{norm.replace('[6]', '[-6]')}}}", bytes(12)),
         r"cut short: model\.norm\.weight ends": lambda: shard(f"{{{norm}}}", bytes(11)),
+        r"described as .*18446744073709551616": lambda: shard(
+            f"{{{norm.replace('[6]', '[18446744073709551616, 0]').replace('12]', '0]')}}}"
+        ),
+        r"described as .*true": lambda: shard(
+            f"{{{norm.replace('[6]', '[0]').replace('[0, 12]', '[false, true]')}}}", bytes(1)
+        ),
+        r"t1 begins at .* t0 ends at .*damaged": tensors_at((0, 8), (4, 12), num_bytes=12),
+        r"t1 begins at .* t0 ends at .* one to follow": tensors_at((0, 8), (9, 12), num_bytes=12),
+        r"t0 begins at .* the header ends at": tensors_at((1, 8), num_bytes=8),
+        r"t0 ends at .* nothing after": tensors_at((0, 8), num_bytes=9),
+        r"does not hold the JSON.*recursion": lambda: shard("[" * 200_000),
         r"no safetensors file.*in part": lambda: a.write_bytes(a.read_bytes()[:20]),
         r"a\.safetensors does not hold the JSON": lambda: shard("{nothing"),
         r"a JSON list": lambda: shard("[]"),
@@ -225,6 +244,44 @@ def test_what_is_no_checkpoint_is_refused(tmp_path):
     with pytest.raises(SourceError, match=r"2 files .*consolidated.*name the file"):
         SafetensorsSource(tmp_path)
     check(SafetensorsSource(tmp_path / "consolidated.safetensors"), tensors())
+
+
+def overwrite(file: Path, at: int = -1) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(at, 2)
+        (byte,) = opened.read(1)
+        opened.seek(at, 2)
+        opened.write(bytes([byte ^ 1]))
+
+
+@pytest.mark.parametrize("change", [overwrite, lambda file: file.write_bytes(b""), Path.touch])
+@pytest.mark.parametrize("stable", [True, False])
+def test_a_file_that_is_written_to_is_found_before_its_bytes_are_taken(tmp_path, change, stable):
+    write_sharded(tmp_path)
+    os.utime(tmp_path / "b.safetensors", (1, 1))  # clocks of files are coarse
+    source = SafetensorsSource(tmp_path, stable=stable)
+    check(source, tensors())
+    source.check_unchanged()
+    change(tmp_path / "b.safetensors")
+    takes = [source.check_unchanged, lambda: source.tensor("model.layers.0.w")]
+    takes.append(source.stable_tensors if stable else lambda: list(source.iter_full()))
+    for take in takes:
+        with pytest.raises(SourceError, match=r"b\.safetensors was written to while"):
+            take()
+    assert same(source.tensor("model.norm.weight"), tensors()["model.norm.weight"])
+
+
+def test_a_file_that_another_replaces_is_served_as_it_was(tmp_path):
+    source = SafetensorsSource(write_sharded(tmp_path))
+    (tmp_path / "new").write_bytes(b"another one")
+    (tmp_path / "new").rename(tmp_path / "b.safetensors")
+    check(source, tensors())
+    source.check_unchanged()
+
+
+def test_a_device_that_torch_does_not_know_is_refused(tmp_path):
+    with pytest.raises(SettingsError, match="device is 'foo'"):
+        SafetensorsSource(write_sharded(tmp_path), device="foo")
 
 
 def test_a_header_says_where_each_tensor_lies(tmp_path):

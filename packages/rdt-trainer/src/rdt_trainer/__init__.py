@@ -15,6 +15,7 @@ from rdt_trainer.errors import (
     SyncFailedError,
     TrainerStateError,
 )
+from rdt_trainer.held_parts import HeldPart, merged_metadata
 from rdt_trainer.http_client import HttpClient
 from rdt_trainer.local_client import LocalClient
 from rdt_trainer.module_source import ModuleSource
@@ -36,6 +37,7 @@ from rdt_transport.rendezvous import JobSettings, RendezvousAddress
 __all__ = [
     "Client",
     "ClientError",
+    "HeldPart",
     "HttpClient",
     "JobSettings",
     "LocalClient",
@@ -59,4 +61,5 @@ __all__ = [
     "TrainerStateError",
     "WeightSource",
     "adapt",
+    "merged_metadata",
 ]

@@ -1,6 +1,6 @@
 """What an `RdtTrainer` is given: checked before anything is opened."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rdt_trainer.client import Client, declared_workers
 from rdt_trainer.errors import SettingsError
@@ -32,16 +32,21 @@ def check_arguments(rank: int, clients: Sequence[Client], settings: JobSettings)
             f"rank 0 was given {len(clients)} clients for {settings.num_replicas} replicas: "
             "expected one client a replica"
         )
-    for client in clients:
-        check_client(client)
+    for place, client in enumerate(clients):
+        check_client(client, clients[:place])
 
 
-def check_client(client: Client) -> None:
-    """Raises `SettingsError` for a number of workers that none has."""
+def check_client(client: Client, others: Iterable[Client]) -> None:
+    """Raises `SettingsError` for a number of workers that none has, and for one of ``others``."""
     if (num_workers := declared_workers(client)) < 0:
         raise SettingsError(
             f"{client.name}: num_workers is {num_workers}: expected the deployment's workers, "
             "or 0 to let them tell"
+        )
+    if any(client is other for other in others):
+        raise SettingsError(
+            f"{client.name} is a replica already: expected a client of its own for each "
+            "deployment, as workers are of one replica; use attach() to attach them again"
         )
 
 

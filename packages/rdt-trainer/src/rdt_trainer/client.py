@@ -23,6 +23,9 @@ class Client(Protocol):
 
     A client may have ``num_workers``: how many workers its deployment has, which each is told and
     `RdtTrainer.init` checks; 0, as without it, lets them infer it.
+
+    A client may have ``is_paused()``, whether its deployment is. A push that fails leaves paused
+    what was paused before it came; without the method, it takes a deployment for one that was not.
     """
 
     @property

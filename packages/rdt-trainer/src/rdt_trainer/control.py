@@ -29,6 +29,7 @@ class Control:
         self._calls: dict[int, Future[None]] = {}  # the last one of each replica
         self._doing: dict[int, str] = {}
         self._given_up: set[Future[None]] = set()  # attaching outlived its deadline
+        self._attached: set[int] = set()  # by their last init
         for replica, client in enumerate(clients):
             self.add(replica, client)
 
@@ -43,6 +44,7 @@ class Control:
         self._end([replica])
         for books in (self._clients, self._threads, self._calls, self._doing):
             books.pop(replica, None)
+        self._attached.discard(replica)
         return problems
 
     def init(self, init_infos: Mapping[int, Mapping[str, Any]], timeout_seconds: float) -> None:
@@ -128,8 +130,9 @@ class Control:
     def close(self, timeout_seconds: float) -> list[str]:
         """Detach every replica and end the threads; what went wrong, a sentence a client.
 
-        A client whose `init` outlived its deadline is not waited for again. A thread whose call
-        outlives the deadline ends with that call, or with the process.
+        Who did not attach is not detached: a server that refused may be another trainer's. A client
+        whose `init` outlived its deadline is not waited for again. A thread whose call outlives the
+        deadline ends with that call, or with the process.
         """
         problems = self._detach(list(self._clients), timeout_seconds)
         self._end(self._clients)
@@ -139,7 +142,7 @@ class Control:
         busy = filter(self.is_busy, replicas)
         hanging = [replica for replica in busy if self._calls[replica] in self._given_up]
         others = [replica for replica in replicas if replica not in hanging]
-        self._start({replica: self._clients[replica].shutdown for replica in others})
+        self._start({replica: partial(self._shutdown, replica) for replica in others})
         self.wait(timeout_seconds, others)
         problems = []
         for replica in others:
@@ -158,8 +161,18 @@ class Control:
 
     def _start_init(self, init_infos: Mapping[int, Mapping[str, Any]]) -> dict[Future[None], int]:
         self._doing.update(dict.fromkeys(init_infos, "init"))
-        self._start({each: partial(self._clients[each].init, i) for each, i in init_infos.items()})
+        self._start({each: partial(self._init, each, info) for each, info in init_infos.items()})
         return {self._calls[replica]: replica for replica in init_infos}
+
+    def _init(self, replica: int, init_info: Mapping[str, Any]) -> None:
+        self._attached.discard(replica)
+        self._clients[replica].init(init_info)
+        self._attached.add(replica)
+
+    def _shutdown(self, replica: int) -> None:
+        if replica in self._attached:  # also by an init that hung until now
+            self._attached.discard(replica)
+            self._clients[replica].shutdown()
 
     def _submitted(
         self, replica: int, update_info: Mapping[str, Any], weight_version: str | None

@@ -219,7 +219,7 @@ class RdtTrainer:
         """
         with self._exclusively():
             job = self._driver("no replica can be added")
-            check_client(client)
+            check_client(client, job.clients)
             return job.add_replica(client)
 
     def remove_replica(self, replica: int) -> None:

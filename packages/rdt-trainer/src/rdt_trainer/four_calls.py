@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from rdt_trainer.client import PauseMode
@@ -37,8 +38,8 @@ class FourCallsClient:
 
     def finish(self, weight_version: str | None = None) -> None:
         """Hands the version on where the object takes one: vLLM's own trainers give none."""
-        given = [] if weight_version is None else [weight_version]
-        self._call("finish_weight_update", *given[: self._num_accepted("finish_weight_update")])
+        given, named = ([], {}) if weight_version is None else self._as_taken(weight_version)
+        self._call("finish_weight_update", *given, **named)
 
     def pause(self, mode: PauseMode = "abort") -> None:
         self._refuse("pause")
@@ -56,25 +57,27 @@ class FourCallsClient:
     def close(self) -> None:
         """Nothing to release: the object is the caller's."""
 
-    def _num_accepted(self, method: str) -> int:
-        """1 where the method takes an argument, or does not tell; else 0."""
+    def _as_taken(self, version: str) -> tuple[list[str], dict[str, str]]:
+        """The version as an argument of ``finish_weight_update``, or none where that takes none."""
+        named = {"weight_version": version}
         try:
-            inspect.signature(getattr(self._client, method)).bind("")
-        except TypeError:
-            return 0
-        except (AttributeError, ValueError):
-            pass
-        return 1
+            takes = inspect.signature(self._client.finish_weight_update).bind
+        except (AttributeError, ValueError):  # it does not tell
+            return [version], {}
+        for arguments, options in (([version], {}), ([], named)):
+            with suppress(TypeError):
+                takes(*arguments, **options)
+                return arguments, options
+        return [], {}
 
-    def _call(self, method: str, *arguments: Any) -> None:
+    def _call(self, method: str, *arguments: Any, **options: Any) -> None:
         try:
-            getattr(self._client, method)(*arguments)
+            getattr(self._client, method)(*arguments, **options)
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
-            response = getattr(error, "response", None)  # of requests' HTTPError, and of httpx's
-            if said := getattr(response, "text", ""):
+            said, status = _answer_of(error)
+            if said:
                 text = f"{text}: {said}"
-            status = getattr(response, "status_code", None)
             raise ClientError(
                 f"{self.name}.{method}: {text}", server_text=said or text, status=status
             ) from error
@@ -85,3 +88,13 @@ class FourCallsClient:
             "call the server itself, or give the trainer a client of rdt_trainer",
             server_text="",
         )
+
+
+def _answer_of(error: Exception) -> tuple[str, int | None]:
+    """The server's words and status, of requests' HTTPError and of httpx's; else nothing."""
+    response = getattr(error, "response", None)
+    try:
+        text, status = getattr(response, "text", None), getattr(response, "status_code", None)
+    except Exception:  # httpx's of an answer that was not read
+        return "", None
+    return text if isinstance(text, str) else "", status if isinstance(status, int) else None

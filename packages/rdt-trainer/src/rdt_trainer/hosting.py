@@ -1,5 +1,6 @@
 """Where a job's rendezvous comes from: given, hosted by rank 0, or learnt from rank 0."""
 
+import ipaddress
 import secrets
 import uuid
 from collections.abc import Callable
@@ -34,6 +35,11 @@ class Hosting:
     ) -> None:
         if given is not None and ray is not None:
             raise SettingsError("both rendezvous= and ray= were given: expected one of them")
+        if given is None and ray is None and _is_anywhere(host):
+            raise SettingsError(
+                f"host is {host}, where anybody can listen and nobody can connect to: expected an "
+                "address of this node that workers reach, as they are told it"
+            )
         self._rank = rank
         self._settings = settings
         self._address = given
@@ -111,3 +117,11 @@ class Hosting:
             f"the rendezvous: {found}; host one with rdt_transport.rendezvous.host_local and pass "
             "its address as rendezvous= on every rank"
         )
+
+
+def _is_anywhere(host: str) -> bool:
+    """Whether it stands for all addresses of a node, as 0.0.0.0 does."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False  # a name

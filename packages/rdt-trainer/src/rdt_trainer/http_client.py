@@ -7,7 +7,7 @@ from typing import Any, Self
 import httpx
 
 from rdt_trainer.client import PauseMode
-from rdt_trainer.errors import ClientError
+from rdt_trainer.errors import ClientError, SettingsError
 
 __all__ = ["HttpClient"]
 
@@ -24,6 +24,11 @@ class HttpClient:
         timeout_seconds: how long the server may stay silent during a call. Its answers are short
             and come at once when a call ends, so this is how long the call itself may take.
         connect_timeout_seconds: how long the server may take to accept a connection.
+
+    The server is asked directly, whatever proxy the environment names: its workers and this process
+    reach each other without one, and the job's token is nobody else's.
+
+    Raises `SettingsError` for a URL that is none.
     """
 
     def __init__(
@@ -39,11 +44,15 @@ class HttpClient:
         self.num_workers = num_workers
         self._timeout_seconds = timeout_seconds
         self._connect_timeout_seconds = connect_timeout_seconds
-        self._http = httpx.Client(
-            base_url=self.name,
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
-            timeout=httpx.Timeout(timeout_seconds, connect=connect_timeout_seconds),
-        )
+        try:
+            self._http = httpx.Client(
+                base_url=self.name,
+                headers={b"Authorization": f"Bearer {api_key}".encode()} if api_key else None,
+                timeout=httpx.Timeout(timeout_seconds, connect=connect_timeout_seconds),
+                transport=_direct_transport(),
+            )
+        except httpx.InvalidURL as error:
+            raise SettingsError(f"{base_url}: {error}; expected http://host:port") from error
 
     def init(self, init_info: Mapping[str, Any]) -> None:
         self._post("/init_weight_transfer_engine", {"init_info": dict(init_info)})
@@ -60,6 +69,17 @@ class HttpClient:
 
     def pause(self, mode: PauseMode = "abort") -> None:
         self._post("/pause", params={"mode": mode})
+
+    def is_paused(self) -> bool:
+        answer = self._ask("GET", "/is_paused")
+        found = answer.get("is_paused") if isinstance(answer, dict) else None
+        if not isinstance(found, bool):
+            raise ClientError(
+                f"GET {self.name}/is_paused: the answer is {answer!r}: expected is_paused, true or "
+                "false; check that this is a vLLM server of version 0.29 or later",
+                server_text=json.dumps(answer),
+            )
+        return found
 
     def resume(self) -> None:
         self._post("/resume")
@@ -86,9 +106,14 @@ class HttpClient:
         self.close()
 
     def _post(self, route: str, body: Any = None, params: Mapping[str, str] | None = None) -> Any:
-        where = f"POST {self.name}{route}"
+        return self._ask("POST", route, body, params)
+
+    def _ask(
+        self, method: str, route: str, body: Any = None, params: Mapping[str, str] | None = None
+    ) -> Any:
+        where = f"{method} {self.name}{route}"
         try:
-            response = self._http.post(route, json=body, params=params)
+            response = self._http.request(method, route, json=body, params=params)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
             late = isinstance(error, httpx.ConnectTimeout)
             within = f" within {self._connect_timeout_seconds:g} seconds" if late else ""
@@ -120,6 +145,15 @@ class HttpClient:
             server_text=text,
             status=response.status_code,
         )
+
+
+def _direct_transport() -> httpx.HTTPTransport:
+    """One without a proxy, as it was given, and a connection a call.
+
+    A server closes a connection that was idle for its few seconds, perhaps at the moment at which
+    the next call is sent over it: it would fail, and with it the sync.
+    """
+    return httpx.HTTPTransport(limits=httpx.Limits(max_keepalive_connections=0))
 
 
 def _json_or_none(response: httpx.Response) -> Any:

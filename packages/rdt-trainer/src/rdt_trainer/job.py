@@ -127,6 +127,11 @@ class Job:
         """The numbers of the job's replicas, attached or not, on rank 0; empty on others."""
         return tuple(self._clients)
 
+    @property
+    def clients(self) -> tuple[Client, ...]:
+        """Those of the replicas, in this order."""
+        return tuple(self._clients.values())
+
     def add_replica(self, client: Client) -> int:
         """Attach one more replica; it takes part from the next epoch on. Returns its number.
 

@@ -1,6 +1,8 @@
 """What a safetensors file says of itself: its tensors, and where in the file each lies."""
 
 import json
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -14,6 +16,9 @@ __all__ = ["StoredTensor", "parse_json", "read_header"]
 
 MAX_HEADER_BYTES = 100_000_000
 """What the format allows; a longer one is no header."""
+
+MAX_ELEMENTS = 2**63 - 1
+"""What torch can count, also where an extent is 0."""
 
 _DTYPES = {
     "BOOL": torch.bool,
@@ -55,8 +60,9 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a file by name, in the file's order.
 
     Raises:
-        SourceError: the file cannot be read, is no safetensors file, is cut short, or holds a name
-            twice or a dtype that is not served; names file and tensor.
+        SourceError: the file cannot be read, is no safetensors file, is cut short, has bytes of no
+            tensor or of two, or holds a name twice or a dtype that is not served; names file and
+            tensor.
     """
     try:
         num_bytes = path.stat().st_size
@@ -73,7 +79,9 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     header = parse_json(path, text)
     header.pop("__metadata__", None)
     data = 8 + length
-    return {name: _stored(path, name, entry, data, num_bytes) for name, entry in header.items()}
+    found = {name: _stored(path, name, entry, data, num_bytes) for name, entry in header.items()}
+    _check_covered(path, found, data, num_bytes)
+    return found
 
 
 def parse_json(path: Path, text: bytes) -> dict[str, Any]:
@@ -82,14 +90,13 @@ def parse_json(path: Path, text: bytes) -> dict[str, Any]:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
+            twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
             raise SourceError(f"{path} names {twice} twice: expected each name once")
         return found
 
     try:
         parsed = json.loads(text, object_pairs_hook=once)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SourceError(f"{path} does not hold the JSON it should: {error}") from error
     if not isinstance(parsed, dict):
         raise SourceError(f"{path} holds a JSON {type(parsed).__name__}: expected an object")
@@ -98,8 +105,10 @@ def parse_json(path: Path, text: bytes) -> dict[str, Any]:
 
 def _stored(path: Path, name: str, entry: Any, data: int, num_bytes: int) -> StoredTensor:
     match entry:
-        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(begin), int(end)]} if (
-            all(type(extent) is int and extent >= 0 for extent in shape)
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [begin, end]} if (
+            all(type(each) is int for each in (*shape, begin, end))
+            and min(shape, default=0) >= 0
+            and prod(extent or 1 for extent in shape) <= MAX_ELEMENTS
         ):
             pass
         case _:
@@ -124,3 +133,22 @@ def _stored(path: Path, name: str, entry: Any, data: int, num_bytes: int) -> Sto
             "download it again"
         )
     return stored
+
+
+def _check_covered(
+    path: Path, tensors: Mapping[str, StoredTensor], data: int, num_bytes: int
+) -> None:
+    """Each byte after the header is of one tensor: the format says so, and damage shows by it."""
+    at, before = data, "the header"
+    for name, stored in sorted(tensors.items(), key=lambda each: (each[1].begin, each[1].end)):
+        if stored.begin != at:
+            raise SourceError(
+                f"{path}: {name} begins at byte {stored.begin} of the file, and {before} ends at "
+                f"{at}: expected one to follow the other; the file is damaged"
+            )
+        at, before = stored.end, name
+    if at != num_bytes:
+        raise SourceError(
+            f"{path} has {num_bytes} bytes, and {before} ends at {at}: expected nothing after its "
+            "tensors; the file is damaged"
+        )

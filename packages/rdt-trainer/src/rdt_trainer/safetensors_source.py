@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from rdt_plan.groups import group_ordered
-from rdt_trainer.errors import SourceError
+from rdt_trainer.errors import SettingsError, SourceError
+from rdt_trainer.mapped_file import MappedFile
 from rdt_trainer.safetensors_header import StoredTensor, parse_json, read_header
 from rdt_trainer.source import SourceMeta
 
@@ -20,7 +21,8 @@ class SafetensorsSource:
     """A `rdt_trainer.WeightSource` of the tensors of a checkpoint, under the names they have there.
 
     The files are mapped, so nothing is read before a worker pulls it, and nothing is copied. They
-    must not be changed meanwhile: a checkpoint is replaced by another folder, or by renaming.
+    must not be changed meanwhile: a checkpoint is replaced by another folder, or by renaming. A
+    file that was written to is a `SourceError` wherever its tensors are asked for.
 
     Args:
         path: a folder with one ``*.safetensors.index.json`` or one ``*.safetensors``; or either of
@@ -35,6 +37,7 @@ class SafetensorsSource:
         num_bytes: of all tensors.
 
     Raises:
+        SettingsError: a device that torch does not know.
         SourceError: no checkpoint is there, a shard is missing, the index and the files disagree,
             a file is damaged, or a dtype is not served. Names the file, and the tensor.
     """
@@ -42,7 +45,10 @@ class SafetensorsSource:
     def __init__(
         self, path: Path | str, *, device: torch.device | str = "cpu", stable: bool = True
     ) -> None:
-        self._device = torch.device(device)
+        try:
+            self._device = torch.device(device)
+        except RuntimeError as error:
+            raise SettingsError(f"device is {device!r}: expected 'cpu' or 'cuda'") from error
         self._stable = stable and self._device.type == "cpu"
         tensors = _tensors_of(Path(path))
         if not tensors:
@@ -50,6 +56,7 @@ class SafetensorsSource:
         self._tensors = {name: tensors[name] for name in group_ordered(tensors)}
         self.files: tuple[Path, ...] = tuple(dict.fromkeys(file for file, _ in tensors.values()))
         self.num_bytes = sum(stored.end - stored.begin for _, stored in tensors.values())
+        self._mapped = {file: MappedFile(file) for file in self.files}
 
     @cached_property
     def metadata(self) -> list[SourceMeta]:
@@ -71,30 +78,29 @@ class SafetensorsSource:
 
     def stable_tensors(self) -> Mapping[str, torch.Tensor]:
         """What can be read where the files are mapped; the same mapping each time."""
+        self.check_unchanged()
         return self._stable_tensors
+
+    def check_unchanged(self) -> None:
+        """Raises `SourceError` when a file was written to since this source was made."""
+        for file in self._mapped.values():
+            file.check_unchanged()
 
     def tensor(self, name: str) -> torch.Tensor:
         """One tensor, on the CPU: where the file is mapped, or a copy where that is unaligned.
 
-        Raises `KeyError` for a name that the checkpoint has not.
+        Raises `KeyError` for a name that the checkpoint has not, and `SourceError` where the file
+        was changed.
         """
         file, stored = self._tensors[name]
-        held = self._mapped[file][stored.begin : stored.end]
+        self._mapped[file].check_unchanged()  # reading what was cut off would end the process
+        held = self._mapped[file].bytes[stored.begin : stored.end]
         return (held if stored.is_aligned else held.clone()).view(stored.dtype).view(stored.shape)
 
     @cached_property
     def _stable_tensors(self) -> Mapping[str, torch.Tensor]:
         aligned = [name for name, (_, stored) in self._tensors.items() if stored.is_aligned]
         return {name: self.tensor(name) for name in aligned} if self._stable else {}
-
-    @cached_property
-    def _mapped(self) -> dict[Path, torch.Tensor]:
-        """Each file's bytes as one storage, so that it is registered once."""
-        mapped = {}
-        for file in self.files:
-            num_bytes = file.stat().st_size
-            mapped[file] = torch.from_file(str(file), False, num_bytes, dtype=torch.uint8)
-        return mapped
 
 
 def _tensors_of(path: Path) -> dict[str, tuple[Path, StoredTensor]]:

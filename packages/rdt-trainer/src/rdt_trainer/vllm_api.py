@@ -22,6 +22,7 @@ from rdt_trainer.engine import RdtTrainer
 from rdt_trainer.errors import SettingsError
 from rdt_trainer.four_calls import FourCallsClient
 from rdt_trainer.http_client import HttpClient
+from rdt_trainer.live_consumers import LiveDeployments, live_deployments
 from rdt_trainer.ranks import gather_from_ranks, group_size
 from rdt_trainer.ray_client import RayClient
 from rdt_trainer.report import SyncReport
@@ -105,6 +106,7 @@ class RdtTrainerWeightTransferEngine(TrainerWeightTransferEngine[RdtTrainerInitI
         super().__init__(client=client, source=source, is_sender=is_sender)
         self.rank = init_info.rank
         self._num_consumers = init_info.num_consumers
+        self._live: LiveDeployments | None = None
         num_producers = _num_producers(self.rank)
         clients: list[Client] = []
 
@@ -113,6 +115,7 @@ class RdtTrainerWeightTransferEngine(TrainerWeightTransferEngine[RdtTrainerInitI
             return len(clients)
 
         num_replicas = count() if num_producers == 1 else gather_from_ranks(count)[0]
+        self._clients, self._num_deployments = clients, num_replicas
         self.trainer = RdtTrainer(
             _LocalOnly(source) if init_info.serve_local else source,
             clients,
@@ -146,6 +149,8 @@ class RdtTrainerWeightTransferEngine(TrainerWeightTransferEngine[RdtTrainerInitI
         info = RdtTrainerInitInfo.of(init_info)
         engine = cls(client=client, source=source, init_info=info, is_sender=info.is_sender)
         engine.trainer.init()
+        if info.is_sender:
+            engine._live = LiveDeployments(engine.trainer, engine._clients)
         return engine
 
     def send_weights(  # pyrefly: ignore[bad-override]
@@ -153,25 +158,23 @@ class RdtTrainerWeightTransferEngine(TrainerWeightTransferEngine[RdtTrainerInitI
     ) -> SyncReport:
         """As `RdtTrainer.send_weights`, on every rank.
 
-        ``live_consumer_ids`` may name all consumers, or be left out: a deployment that is gone is
-        dropped without being told, and attached again when it is back.
+        ``live_consumer_ids``, the same on every rank, names the consumers that take part: all of
+        each deployment that does. The others are detached, and attached again, as replicas of new
+        numbers, by the next call that names them or leaves it out. Nobody need give it: a
+        deployment that is gone is dropped without being told, and attached when it is back.
+
+        Raises `SettingsError` for numbers that are no deployment's consumers, on every rank.
         """
+        live = frozenset(range(self._num_deployments))
         if live_consumer_ids is not None:
-            self._check_all_live(set(live_consumer_ids))
+            live = live_deployments(live_consumer_ids, self._num_consumers, len(live))
+        if self._live is not None:
+            self._live.set(live)
         return self.trainer.send_weights(weight_version)
 
     def shutdown(self) -> None:
         """Detach the servers' workers, then end the job; idempotent."""
         self.trainer.close()
-
-    def _check_all_live(self, live: Collection[int]) -> None:
-        expected = self._num_consumers
-        if len(live) < expected:
-            raise SettingsError(
-                f"live_consumer_ids names {len(live)} of {expected} consumers: expected all of "
-                "them, or none; leave it out, as deployments that are gone are dropped and "
-                "attached again without it"
-            )
 
 
 class _LocalOnly:
@@ -203,6 +206,8 @@ def _clients(given: Any, info: RdtTrainerInitInfo) -> list[Client]:
     several = isinstance(given, Sequence)
     each = info.workers_per_replica
     found = [part for one in (given if several else [given]) for part in _split(one, info)]
+    if not found:
+        raise SettingsError("client is an empty list: expected a client for each deployment")
     if not each and info.num_consumers:
         each, rest = divmod(info.num_consumers, len(found))
         if rest:
@@ -239,6 +244,11 @@ def _client(client: Any, num_workers: int) -> Client:
         return RayClient(client.handles, num_workers=num_workers)
     if hasattr(client, "init_weight_transfer_engine"):
         return FourCallsClient(client, num_workers=num_workers)
+    if not hasattr(client, "init"):
+        raise SettingsError(
+            f"client is {client!r} on rank 0: expected one of vLLM's clients, an object with its "
+            "four methods, one of rdt_trainer's, or a list of these"
+        )
     return client
 
 

@@ -3,6 +3,7 @@
 import json
 import logging
 import socket
+import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from enum import StrEnum
@@ -17,19 +18,25 @@ from rich.logging import RichHandler
 from rdt_plan.errors import RdtPlanError
 from rdt_trainer.errors import RdtTrainerError, SettingsError, SourceError
 from rdt_trainer.http_client import HttpClient
-from rdt_trainer.push.display import StageProgress, show_outcome
+from rdt_trainer.push.display import StageProgress, show_outcome, wide_console
+from rdt_trainer.push.interrupts import SignalInterrupt, interrupted_by_signals
 from rdt_trainer.push.pushing import PushOptions, push
 from rdt_transport.errors import RdtTransportError
 
 __all__ = ["EXIT_STATUS", "app", "main"]
 
 EXIT_STATUS = {
-    0: "every server has the new weights (with --dry-run: would get them)",
-    1: "some server failed; the others have them",
+    0: "every server serves the new weights (with --dry-run: would get them)",
+    1: "some server failed; the others serve them",
     2: "bad input: options, or a checkpoint that is not whole or not this model's",
-    3: "no server has them",
+    3: "no server serves them",
+    70: "an error of rdt-push's own; its traceback says where",
+    129: "hung up",
     130: "interrupted",
+    143: "terminated",
 }
+
+MAX_SECONDS = 7 * 86400.0  # what waits can be given; infinite ones cannot
 
 _HELP = """Push a safetensors checkpoint into running vLLM servers.
 
@@ -90,7 +97,10 @@ def _command(
         str, typer.Option(help="cpu: read the mapped files; cuda: copies on this machine's GPU")
     ] = "cpu",
     timeout: Annotated[
-        float, typer.Option(min=1.0, help="seconds of every wait; half of it to be paused")
+        float,
+        typer.Option(
+            min=1.0, max=MAX_SECONDS, help="seconds of every wait; half of it to be paused"
+        ),
     ] = 600.0,
 ) -> None:
     errors = Console(stderr=True)
@@ -99,21 +109,21 @@ def _command(
         level=logging.WARNING,
         handlers=[RichHandler(console=errors, show_path=False)],
     )
-    urls = list(dict.fromkeys(each.rstrip("/") for each in url))
     progress = StageProgress(errors)
     try:
+        urls = list(dict.fromkeys(map(_server_url, url)))
         options = PushOptions(
             weight_version=weight_version or checkpoint.absolute().name,
             pause_mode=pause_mode.value,
             dry_run=dry_run,
             verify=verify,
-            host=host or _address_towards(urls),
+            host=_address_towards(urls) if host is None else _own_address(host),
             staged=staged,
             device=device,
             unconsumed=unconsumed or (),
             timeout_seconds=timeout,
         )
-        with ExitStack() as stack:
+        with interrupted_by_signals(), ExitStack() as stack:
             clients = [
                 HttpClient(each, api_key=api_key, num_workers=num_workers, timeout_seconds=timeout)
                 for each in urls
@@ -123,9 +133,14 @@ def _command(
             with nullcontext() if as_json else progress:
                 on_progress = (lambda *_: None) if as_json else progress.begin
                 outcome = push(checkpoint, clients, options, on_progress)
-    except KeyboardInterrupt:
-        errors.print("rdt-push: interrupted; servers that had begun to pull are paused: push again")
-        raise typer.Exit(130) from None
+    except KeyboardInterrupt as interrupt:
+        status = 128 + interrupt.number if isinstance(interrupt, SignalInterrupt) else 130
+        told = [EXIT_STATUS[status], *getattr(interrupt, "__notes__", ())]
+        for line in told:
+            errors.print(f"rdt-push: {line}", style="red", markup=False, soft_wrap=True)
+        if as_json:
+            print(json.dumps({"error": "; ".join(told), "exit_status": status}))
+        raise typer.Exit(status) from None
     except (RdtTrainerError, RdtPlanError, RdtTransportError) as error:
         errors.print(f"rdt-push: {error}", style="red", markup=False, soft_wrap=True)
         for note in getattr(error, "__notes__", ()):
@@ -137,27 +152,52 @@ def _command(
     if as_json:
         print(json.dumps(outcome.to_json()))
     else:
-        show_outcome(Console(), outcome)
+        show_outcome(wide_console(), outcome)
     raise typer.Exit(outcome.exit_status)
+
+
+def _server_url(text: str) -> str:
+    """The URL in one form, as a server that is given twice is pushed to once.
+
+    Raises `SettingsError` for one without a host.
+    """
+    try:
+        parsed = httpx.URL(text)
+    except httpx.InvalidURL as error:
+        raise SettingsError(f"--url {text}: {error}; expected http://host:port") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query or parsed.fragment:
+        raise SettingsError(f"--url {text}: expected http://host:port")
+    return str(parsed).rstrip("/")
+
+
+def _own_address(host: str) -> str:
+    """``host`` if this machine can listen there; `SettingsError` otherwise."""
+    try:
+        family, _, _, _, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as probe:
+            probe.bind(where)
+    except OSError as error:
+        raise SettingsError(
+            f"--host {host}: {error}; expected an address of this machine that workers reach"
+        ) from error
+    return host
 
 
 def _address_towards(urls: Sequence[str]) -> str:
     """This machine's address on the way to the servers; a loopback one only if all are here.
 
-    Raises `SettingsError` for a URL without a host that can be found.
+    Raises `SettingsError` for a URL whose host cannot be found.
     """
     found = []
     for url in urls:
+        parsed = httpx.URL(url)
+        port = parsed.port or (443 if parsed.scheme == "https" else 80)
         try:
-            parsed = httpx.URL(url)
-            if parsed.scheme not in ("http", "https") or not parsed.host:
-                raise SettingsError(f"--url {url}: expected http://host:port")
-            port = parsed.port or (443 if parsed.scheme == "https" else 80)
             family, _, _, _, where = socket.getaddrinfo(parsed.host, port)[0]
             with socket.socket(family, socket.SOCK_DGRAM) as probe:  # nothing is sent
                 probe.connect(where)
                 found.append(probe.getsockname()[0])
-        except (httpx.InvalidURL, OSError) as error:
+        except (OSError, OverflowError) as error:
             raise SettingsError(f"--url {url}: {error}; expected http://host:port") from error
     return next((each for each in found if not each.startswith(("127.", "::1"))), found[0])
 
@@ -167,5 +207,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         app(args=None if arguments is None else list(arguments), prog_name="rdt-push")
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 1
+        return end.code if isinstance(end.code, int) else 70
+    except Exception:
+        traceback.print_exc()
+        return 70
     return 0

@@ -1,5 +1,6 @@
 """What the operator sees: progress while it runs, then a table or one JSON object."""
 
+import os
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -22,9 +23,11 @@ from rich.text import Text
 from rdt_trainer.push.outcome import PushOutcome, ServerOutcome
 from rdt_trainer.push.pushing import Stage
 
-__all__ = ["StageProgress", "show_outcome"]
+__all__ = ["StageProgress", "show_outcome", "wide_console"]
 
 REFRESH_SECONDS = 0.1
+
+WIDE = 200  # columns of a file or pipe, where nothing need be shortened
 
 
 class _Amount(DownloadColumn):
@@ -86,6 +89,12 @@ class StageProgress:
             self._progress.stop_task(self._task)
 
 
+def wide_console() -> Console:
+    """Of what the command prints: as wide as the terminal, or wide where there is none."""
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=WIDE)
+
+
 def show_outcome(console: Console, outcome: PushOutcome) -> None:
     """A table of servers and workers, then a sentence."""
     table = Table("server", "worker", "from rank", "tensors", "reads", "direct", "staged", "")
@@ -105,23 +114,15 @@ def show_outcome(console: Console, outcome: PushOutcome) -> None:
         ] or [("",) * 6]
         for at, row in enumerate(rows):
             first = at == 0
-            table.add_row(
-                server.url if first else "", *row, _state(outcome, server) if first else ""
-            )
+            url = Text(server.url if first else "")  # an address in brackets is no markup
+            table.add_row(url, *row, _state(outcome, server) if first else "")
     console.print(table)
     for server in outcome.servers:
         if server.failure is not None:
             console.print(
                 f"{server.url}: {server.failure}", style="red", markup=False, soft_wrap=True
             )
-        if server.is_paused:
-            console.print(
-                f"{server.url} was left paused, as its workers may hold a mixture of old and new "
-                "weights: push again, or restart it",
-                style="red",
-                markup=False,
-                soft_wrap=True,
-            )
+            console.print(server.state, style="red", markup=False, soft_wrap=True)
     console.print(_sentence(outcome), markup=False, highlight=False, soft_wrap=True)
 
 

@@ -2,11 +2,21 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
 from rdt_plan import ChunkTable, Subscription
 
-__all__ = ["PushOutcome", "ServerOutcome", "WorkerReads", "reads_of"]
+__all__ = ["PushOutcome", "ServerOutcome", "Weights", "WorkerReads", "reads_of"]
+
+
+class Weights(StrEnum):
+    """Which a server has."""
+
+    OLD = "old"
+    UNKNOWN = "unknown"
+    """Perhaps a mixture, which it must not serve."""
+    NEW = "new"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +48,41 @@ class ServerOutcome:
     Attributes:
         url: of it.
         workers: what its workers read, by worker and owner.
-        failure: why it goes without the new weights; None when it has them. None in a dry run.
-        is_paused: it was left paused, as its workers may hold a mixture of old and new weights.
+        failure: why it does not serve the new weights; None when it does. None in a dry run.
+        is_paused: it was left paused.
+        was_paused: it was paused before the push came.
+        weights: which it has.
     """
 
     url: str
     workers: tuple[WorkerReads, ...]
     failure: str | None = None
     is_paused: bool = False
+    weights: Weights = Weights.OLD
+    was_paused: bool = False
+
+    @property
+    def state(self) -> str:
+        """In words, and what to do about it."""
+        if not self.is_paused:
+            return f"{self.url} serves the {self.weights} weights"
+        if self.was_paused and self.weights is Weights.OLD:
+            return f"{self.url} was left paused, {_WAS_PAUSED}"
+        return f"{self.url} was left paused, {_PAUSED[self.weights]}"
+
+
+_WAS_PAUSED = (
+    "as it was before this push, which has not touched its weights: an earlier one may have left a "
+    "mixture; push again, or POST /resume to it if you know that its weights are whole"
+)
+
+_PAUSED = {
+    Weights.OLD: "with the old weights: it did not answer in time, so POST /resume to it",
+    Weights.UNKNOWN: "as its workers may hold a mixture of old and new weights: push again, or "
+    "restart it",
+    Weights.NEW: "with the new weights, as what it cached of the old ones may be left: push again, "
+    "or POST /reset_prefix_cache and /resume to it",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +111,7 @@ class PushOutcome:
 
     @property
     def exit_status(self) -> int:
-        """0: all servers have the weights, or would; 1: some have not; 3: none has."""
+        """0: all servers serve the weights, or would; 1: some do not; 3: none does."""
         failed = sum(server.failure is not None for server in self.servers)
         return 0 if not failed else 3 if failed == len(self.servers) else 1
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from rdt_plan import Subscription
 from rdt_trainer.client import Client, PauseMode
 from rdt_trainer.engine import RdtTrainer
-from rdt_trainer.errors import SyncFailedError
+from rdt_trainer.errors import RdtTrainerError, SyncFailedError
 from rdt_trainer.push.meter import Meter, MeteredWire
 from rdt_trainer.push.outcome import PushOutcome, ServerOutcome, reads_of
-from rdt_trainer.push.server import PushedServer
+from rdt_trainer.push.server import PushedServer, recover_all
 from rdt_trainer.push.verifying import checksums_by_replica
 from rdt_trainer.safetensors_source import SafetensorsSource
+from rdt_transport.errors import RdtTransportError
 from rdt_transport.rendezvous import RendezvousClient
 
 __all__ = ["PushOptions", "Stage", "push"]
@@ -27,6 +28,8 @@ class Stage(Enum):
     CHECKSUM = "checksums of the checkpoint"
     PUSH = "pushing"
 
+
+RECOVERY_SECONDS = 20.0  # that servers have to resume, all at once
 
 OnProgress = Callable[[Stage, Callable[[], int], int], None]
 """Told as each stage begins: how many bytes are done, to be asked at any time, of how many."""
@@ -69,7 +72,9 @@ def push(
     """Push ``checkpoint`` into the servers of ``clients``, which stay the caller's to close.
 
     A server that fails while it is pushed to is left out, and the outcome tells. Whatever goes
-    wrong before that is raised: no server was paused, and all serve on as they did.
+    wrong before that is raised: no server was paused, and all serve on as they did. An interrupt is
+    raised too, at any time: what is paused with its old weights is told to resume first, and the
+    error's notes say of each server what became of it.
 
     Raises:
         SourceError, ManifestError: the checkpoint is not whole, or holds what no worker reads.
@@ -78,30 +83,50 @@ def push(
     """
     source = SafetensorsSource(checkpoint, device=options.device, stable=not options.staged)
     meter = Meter()
-    servers = [PushedServer(client, options.pause_mode) for client in clients]
+    servers = [PushedServer(each, options.pause_mode, source.check_unchanged) for each in clients]
+    subscriptions: Sequence[Subscription] = ()
     failures: dict[int, str] = {}
     seconds = 0.0
     on_progress(Stage.ATTACH, lambda: 0, 0)
-    with RdtTrainer(
-        source,
-        servers,
-        host=options.host,
-        device=options.device,
-        unconsumed=options.unconsumed,
-        timeout_seconds=options.timeout_seconds,
-        make_wire=lambda: MeteredWire("push", meter),
-    ) as trainer:
-        trainer.init()
-        with RendezvousClient(trainer.address) as observer:
-            subscriptions = observer.subscriptions(options.timeout_seconds)
-        if not options.dry_run:
-            if options.verify:
-                _expect_checksums(servers, subscriptions, source, on_progress)
-            meter.expect(subscriptions)
-            on_progress(Stage.PUSH, lambda: meter.bytes_read, meter.total_bytes)
-            started = time.perf_counter()
-            failures = _send(trainer, servers, options.weight_version)
-            seconds = time.perf_counter() - started
+
+    def fates() -> tuple[ServerOutcome, ...]:
+        return tuple(
+            ServerOutcome(
+                each.name,
+                reads_of(subscriptions, at),
+                failures.get(at),
+                each.is_paused,
+                each.weights,
+                each.was_paused,
+            )
+            for at, each in enumerate(servers)
+        )
+
+    try:
+        with RdtTrainer(
+            source,
+            servers,
+            host=options.host,
+            device=options.device,
+            unconsumed=options.unconsumed,
+            timeout_seconds=options.timeout_seconds,
+            make_wire=lambda: MeteredWire("push", meter),
+        ) as trainer:
+            trainer.init()
+            with RendezvousClient(trainer.address) as observer:
+                subscriptions = observer.subscriptions(options.timeout_seconds)
+            if not options.dry_run:
+                if options.verify:
+                    _expect_checksums(servers, subscriptions, source, on_progress)
+                meter.expect(subscriptions)
+                on_progress(Stage.PUSH, lambda: meter.bytes_read, meter.total_bytes)
+                started = time.perf_counter()
+                failures = _send(trainer, servers, options.weight_version)
+                seconds = time.perf_counter() - started
+    except KeyboardInterrupt as interrupt:
+        for each in fates():
+            interrupt.add_note(each.state)
+        raise
     return PushOutcome(
         checkpoint=str(checkpoint),
         num_tensors=len(source.metadata),
@@ -110,12 +135,7 @@ def push(
         is_dry_run=options.dry_run,
         is_verified=options.verify and not options.dry_run,
         seconds=seconds,
-        servers=tuple(
-            ServerOutcome(
-                server.name, reads_of(subscriptions, at), failures.get(at), server.is_paused
-            )
-            for at, server in enumerate(servers)
-        ),
+        servers=fates(),
     )
 
 
@@ -147,8 +167,8 @@ def _send(
     """Push once; who failed, and why. Whose weights were not touched serves on, however it ends."""
     try:
         return dict(trainer.send_weights(weight_version).dropped)
-    except SyncFailedError as error:
-        return {at: error.reason for at, _ in enumerate(servers)}
+    except (RdtTrainerError, RdtTransportError) as error:
+        reason = error.reason if isinstance(error, SyncFailedError) else str(error)
+        return dict.fromkeys(range(len(servers)), reason)
     finally:
-        for server in servers:
-            server.recover()
+        recover_all(servers, RECOVERY_SECONDS)

@@ -1,0 +1,106 @@
+"""A push that is interrupted at any moment, by any signal, leaves servers as it says."""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from rdt_trainer.push import command
+from rdt_trainer.push.interrupts import SignalInterrupt, interrupted_by_signals
+from rdt_trainer.push.server import PushedServer
+from rdt_trainer.testing.pushed_engine import PushedEngine
+
+SECONDS = 20.0
+STATES = {
+    "init": "serves the old weights",
+    "pause": "serves the old weights",
+    "start": "serves the old weights",
+    "update": "was left paused, as its workers may hold a mixture",
+    "finish": "was left paused, as its workers may hold a mixture",
+    "reset_prefix_cache": "serves the new weights",
+    "resume": "serves the new weights",
+}
+
+
+@pytest.fixture
+def given_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once the command lets its servers go on."""
+    event, recover = threading.Event(), PushedServer.recover
+
+    def note(server: PushedServer) -> None:
+        recover(server)
+        event.set()
+
+    monkeypatch.setattr(PushedServer, "recover", note)
+    return event
+
+
+def interrupting(number: int, at: str, given_up: threading.Event) -> Callable[[str], None]:
+    """Interrupts this process in that call, once, which ends after that."""
+    pending = [at]
+
+    def before(call: str) -> None:
+        if call in pending:
+            pending.clear()
+            os.kill(os.getpid(), number)
+            given_up.wait(0.5 if call == "init" else SECONDS)
+
+    return before
+
+
+@pytest.mark.parametrize("at", STATES)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_lets_servers_go_on_and_says_what_became_of_each(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    given_up: threading.Event,
+    number: int,
+    at: str,
+) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    save_file({"model.layers.0.w": torch.ones(4, 4)}, tmp_path / "model.safetensors")
+    engine = PushedEngine(before=interrupting(number, at, given_up))
+    monkeypatch.setattr(command, "HttpClient", lambda *_, **__: engine)
+    words = [str(tmp_path), "--url", "http://127.0.0.1:9", "--json", "--timeout", str(SECONDS)]
+    status = command.main(words)
+    printed = capsys.readouterr()
+    assert status == 128 + number
+    said = json.loads(printed.out)
+    assert said["exit_status"] == status
+    for text in (said["error"], printed.err):
+        assert f"{engine.name} {STATES[at]}" in text
+    assert engine.is_paused() == ("paused" in STATES[at])
+    assert engine.calls[-1] == "shutdown"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_signals_that_the_process_ignores_stay_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupted_by_signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+            with pytest.raises(SignalInterrupt, match="SIGTERM"):
+                os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_another_thread_changes_nothing() -> None:
+    seen = []
+
+    def look() -> None:
+        with interrupted_by_signals():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert seen == [signal.SIG_DFL]

@@ -1,0 +1,80 @@
+"""One server that is pushed to, given up at every moment: it serves old weights or none."""
+
+import threading
+
+import pytest
+
+from rdt_trainer import ClientError, SourceError
+from rdt_trainer.push.server import PushedServer, recover_all
+from rdt_trainer.testing.pushed_engine import PushedEngine
+
+SECONDS = 20.0
+
+
+@pytest.mark.parametrize("fails", ["", "pause"])
+def test_a_pause_that_ends_too_late_begins_no_update(fails: str) -> None:
+    engine = PushedEngine(fails=fails)
+    server = PushedServer(engine, "wait")
+    server.recover()
+    with pytest.raises(ClientError, match="HTTP 500" if fails else "given up before its weights"):
+        server.start()
+    assert engine.calls == ["pause", "resume"]
+    assert not engine.is_paused() and not server.is_paused
+
+
+def test_what_is_given_up_during_its_pause_counts_as_paused_until_that_ends() -> None:
+    seen = []
+
+    def give_up(call: str) -> None:
+        if call == "pause":
+            server.recover()
+            seen.append(server.is_paused)
+
+    engine = PushedEngine(before=give_up)
+    server = PushedServer(engine, "wait")
+    with pytest.raises(ClientError, match="given up"):
+        server.start()
+    assert seen == [True]
+    assert engine.calls == ["resume", "pause", "resume"]
+    assert not server.is_paused
+
+
+def test_what_was_given_up_and_serves_is_not_updated() -> None:
+    engine = PushedEngine(before=lambda call: call == "start" and server.recover())
+    server = PushedServer(engine, "wait")
+    server.start()
+    assert not engine.is_paused()
+    with pytest.raises(ClientError, match="given up before its weights were touched"):
+        server.update({"epoch": 1})
+    assert engine.calls == ["pause", "resume", "start"]
+    assert server.weights == "old"
+
+
+def test_what_a_check_refuses_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check() -> None:
+        raise SourceError("written to")
+
+    engine = PushedEngine()
+    for call in ("update", "finish"):
+        monkeypatch.setattr(engine, call, lambda given: None)
+    server = PushedServer(engine, "wait", check)
+    server.start()
+    server.update({"epoch": 1})
+    with pytest.raises(SourceError):
+        server.finish()
+    server.recover()
+    assert engine.calls == ["pause", "start"]
+    assert server.is_paused
+
+
+def test_one_that_hangs_keeps_no_other_from_serving() -> None:
+    ends = threading.Event()
+    hanging = PushedEngine(before=lambda call: call == "resume" and ends.wait(SECONDS))
+    failing, engine = PushedEngine(fails="resume"), PushedEngine()
+    servers = [PushedServer(each, "wait") for each in (hanging, failing, engine)]
+    for server in servers:
+        server.start()
+    recover_all(servers, 0.2)
+    assert [server.is_paused for server in servers] == [True, True, False]
+    assert not engine.is_paused()
+    ends.set()
