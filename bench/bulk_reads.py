@@ -65,5 +65,8 @@ class BulkReads:
     def is_busy(self) -> bool:
         return self._busy
 
+    def is_urgent(self) -> bool:
+        return True
+
     def on_error(self, error: BaseException) -> None:
         raise error

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,12 +34,17 @@ def host(no_thread_is_left: None) -> Iterator[LocalHost]:
     host.close()
 
 
-@pytest.fixture
-def connect(host: LocalHost) -> Iterator[Callable[..., RendezvousClient]]:
+@pytest.fixture(params=["tcp", "local", "mixed"])
+def connect(
+    host: LocalHost, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., RendezvousClient]]:
+    """Makes clients: over TCP, of the rendezvous's own process, or one so and one so."""
     clients: list[RendezvousClient] = []
 
     def connect(**options: Any) -> RendezvousClient:
-        clients.append(RendezvousClient(host.address, **options))
+        is_local = {"tcp": False, "local": True, "mixed": len(clients) % 2 == 0}[request.param]
+        make = host.connect if is_local else partial(RendezvousClient, host.address)
+        clients.append(make(**options))
         return clients[-1]
 
     yield connect

@@ -307,6 +307,40 @@ def test_standing_groups_are_published_without_waiting_for_the_progress_thread()
         assert in_time == [True]
 
 
+def test_standing_groups_are_on_their_way_when_publishing_them_returns() -> None:
+    """Also the last one: what the caller does then may keep the interpreter busy."""
+    manifest = model(num_layers=4)
+    sources = [stable_tensors(manifest, 0)]
+    with open_fleet(in_process(), manifest, JobSettings(1), (1,), sources=sources) as fleet:
+        producer = fleet.producers[0]
+        fleet.begin()
+        serving = producer._open_epoch()
+        for hold_back in (True, False):
+            num_before = serving._num_arrived
+            producer._progress.submit(lambda wire: time.sleep(0.05))
+            num_groups = producer.publish_standing(sources[0], hold_back=hold_back)
+            assert num_groups > 0
+            assert serving._num_arrived == num_before + num_groups
+        producer.finish(SECONDS)
+        fleet.consumers[0].wait(SECONDS)
+
+
+@pytest.mark.parametrize("is_stable", [True, False])
+def test_only_slots_make_a_producer_urgent(is_stable: bool) -> None:
+    """What it waits for otherwise is the end, and its own process has better to do than to poll."""
+    manifest = model()
+    sources = [stable_tensors(manifest, 0)] if is_stable else None
+    with open_fleet(in_process(), manifest, JobSettings(1), (1,), sources=sources) as fleet:
+        producer = fleet.producers[0]
+        assert not producer.is_urgent()
+        fleet.begin()
+        assert producer.is_busy()
+        assert producer.is_urgent() is not is_stable
+        fleet.publish(0, draw(manifest, 1))
+        producer.finish(SECONDS)
+        fleet.consumers[0].wait(SECONDS)
+
+
 def test_a_group_on_its_way_to_the_progress_thread_takes_its_credit_already() -> None:
     with open_fleet(in_process(), model(), JobSettings(1, lookahead=0), (1,)) as fleet:
         fleet.begin()

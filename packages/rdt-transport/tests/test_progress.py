@@ -51,6 +51,10 @@ class Recorder:
         self._maybe_fail("is_busy")
         return self.busy
 
+    def is_urgent(self):
+        self._maybe_fail("is_urgent")
+        return self.busy
+
     def on_error(self, error):
         self.errors.append(str(error))
         self._maybe_fail("on_error")
@@ -226,10 +230,11 @@ def test_reads_go_to_the_owner_of_their_handle(make):
     assert torch.equal(target, source)
 
 
-@pytest.mark.parametrize("where", ["on_doorbell", "on_poll", "is_busy"])
+@pytest.mark.parametrize("where", ["on_doorbell", "on_poll", "is_busy", "is_urgent"])
 def test_an_endpoint_that_raises_is_told_and_others_go_on(make, where):
     sender, receiver = make("s"), make("r")
     faulty, sound = Recorder(fails={where, "on_error"}), Recorder()
+    faulty.busy = True
     receiver.attach(faulty)
     receiver.attach(sound)
     connect(sender, receiver)

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from rdt_transport.errors import RendezvousTimeoutError
-from rdt_transport.rendezvous import LocalHost, RendezvousClient, Subscribed, _link
+from rdt_transport.rendezvous import LocalHost, RendezvousClient, Subscribed, _link, _socket_link
 from rdt_transport.testing.job_records import make_producer, make_subscription
 from rdt_transport.testing.rendezvous_peers import WAIT_SECONDS
 
@@ -23,14 +23,14 @@ def test_a_connection_that_is_not_opened_in_time_is_given_up(
     host: LocalHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     release = threading.Event()
-    introduce = _link.introduce
+    introduce = _socket_link.introduce
 
     async def held_up(reader: asyncio.StreamReader, *rest) -> float:
         release.wait(WAIT_SECONDS)  # blocks the whole thread, and its own deadline with it
         return await introduce(reader, *rest)
 
-    monkeypatch.setattr(_link, "introduce", held_up)
-    monkeypatch.setattr(_link, "_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(_socket_link, "introduce", held_up)
+    monkeypatch.setattr(_link, "GRACE_SECONDS", 0.1)
     try:
         with (
             caplog.at_level(logging.WARNING),
@@ -60,7 +60,7 @@ def test_a_listener_that_does_not_return_is_logged_by_close(
     with RendezvousClient(host.address) as worker:
         worker.subscribe(make_subscription(0, 0), WAIT_SECONDS)
         assert called.wait(WAIT_SECONDS)
-        monkeypatch.setattr(_link, "_GRACE_SECONDS", 0.1)
+        monkeypatch.setattr(_link, "GRACE_SECONDS", 0.1)
         with caplog.at_level(logging.WARNING):
             trainer.close()
         release.set()
@@ -73,7 +73,7 @@ def test_a_server_that_is_slow_for_less_than_a_lease_is_waited_for(
     host: LocalHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a machine that is overloaded: it is alive by its lease, so its own answer counts."""
-    monkeypatch.setattr(_link, "_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(_link, "GRACE_SECONDS", 0.1)
     with RendezvousClient(host.address) as client:
         host._loop.call_soon_threadsafe(time.sleep, 1.0)
         with pytest.raises(RendezvousTimeoutError, match=r"waited 0\.1 s: producer"):

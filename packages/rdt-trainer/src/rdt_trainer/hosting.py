@@ -10,7 +10,14 @@ import torch
 
 from rdt_trainer.errors import SettingsError, TrainerStateError
 from rdt_trainer.ranks import gather_from_ranks, group_size
-from rdt_transport.rendezvous import JobSettings, RendezvousAddress, host_local
+from rdt_transport.rendezvous import (
+    JobSettings,
+    LocalHost,
+    RendezvousAddress,
+    RendezvousClient,
+    RendezvousEvent,
+    host_local,
+)
 
 __all__ = ["Hosting"]
 
@@ -46,6 +53,7 @@ class Hosting:
         self._ray = ray
         self._job = job or f"rdt-{uuid.uuid4().hex[:12]}"
         self._listen = host
+        self._local: LocalHost | None = None
         self._end: Callable[[], None] | None = None
 
     @property
@@ -71,6 +79,14 @@ class Hosting:
             else:
                 self._address = gather_from_ranks(self._host_or_learn)[0]
         return self.address
+
+    def connect(
+        self, on_event: Callable[[RendezvousEvent], None] | None = None
+    ) -> RendezvousClient:
+        """A client of it, without a socket where it is hosted in this process."""
+        if self._local is not None:
+            return self._local.connect(on_event)
+        return RendezvousClient(self.address, on_event=on_event)
 
     def refuse(self, error: Exception) -> None:
         """Take this rank's part in `open` with an error: the other ranks raise it.
@@ -100,7 +116,7 @@ class Hosting:
     def _host(self) -> RendezvousAddress:
         token = secrets.token_hex(32)
         if self._ray is None:
-            host = host_local(self._job, token, self._settings, self._listen)
+            host = self._local = host_local(self._job, token, self._settings, self._listen)
         else:
             from rdt_transport.rendezvous.ray_host import host_in_ray
 

@@ -234,6 +234,10 @@ class Consumer:
         if self._pulling is not None:
             self._pulling.poll(wire)
 
+    def is_urgent(self) -> bool:
+        """A READY and an ended read are both followed by the next read."""
+        return True
+
     def on_error(self, error: BaseException) -> None:
         """A callback raised."""
         _logger.error("consumer %s: %s", self.plan.consumer, error, exc_info=error)

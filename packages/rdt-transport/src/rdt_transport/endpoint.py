@@ -32,6 +32,10 @@ class Endpoint(Protocol):
         """Whether the wire must be polled eagerly for this endpoint."""
         ...
 
+    def is_urgent(self) -> bool:
+        """While busy: whether memory waits to be used again, rather than only the end."""
+        ...
+
     def on_error(self, error: BaseException) -> None:
         """One of the above, or a submitted function of this endpoint, raised ``error``."""
         ...

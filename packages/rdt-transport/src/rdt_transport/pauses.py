@@ -9,7 +9,8 @@ _SHORTEST_SECONDS = 20e-6
 _BUSY_SECONDS = 200e-6  # some 10 % of a core: nobody starves on two of them
 _EAGER_SECONDS = 5e-3
 """How long after something happened an eager busy wire is polled with the shortest pauses: reading
-a large chunk takes less. Never without a pause, which would keep Python's other threads waiting."""
+a large chunk takes less. Never without a pause, which would keep Python's other threads waiting;
+they run at half speed even so, as a poll takes as long, so it is for what is urgent."""
 _LIVELY_PAUSE_SECONDS = 1e-3
 _LIVELY_SECONDS = 1.0
 """How long a quiet wire is polled faster after something happened: a peer's first contact needs a
@@ -37,8 +38,11 @@ class Pauses:
         self._eager_seconds = _EAGER_SECONDS if eager else 0.0
         self._last_activity: float | None = None
 
-    def polled(self, now: float, *, happened: bool, busy: bool) -> None:
-        """A poll at ``now``, in seconds of any steady clock, has found something or nothing."""
+    def polled(self, now: float, *, happened: bool, busy: bool, urgent: bool) -> None:
+        """A poll at ``now``, in seconds of any steady clock, has found something or nothing.
+
+        ``urgent``: see `Endpoint.is_urgent`.
+        """
         if happened or self._last_activity is None:
             self._last_activity = now
         if happened:
@@ -46,7 +50,8 @@ class Pauses:
             return
         quiet_seconds = now - self._last_activity
         if busy:
-            longest = _SHORTEST_SECONDS if quiet_seconds < self._eager_seconds else _BUSY_SECONDS
+            is_eager = urgent and quiet_seconds < self._eager_seconds
+            longest = _SHORTEST_SECONDS if is_eager else _BUSY_SECONDS
         elif quiet_seconds < _LIVELY_SECONDS:
             longest = min(_LIVELY_PAUSE_SECONDS, self._idle_seconds)
         else:

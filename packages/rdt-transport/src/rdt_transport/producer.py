@@ -190,16 +190,15 @@ class Producer:
         """Serve what is next in ``self.groups`` while it is nothing but sources; how many groups.
 
         As `publish`, without a step for each name (``tensors``: see `StableSources.check`).
-        ``hold_back``: none with which a replica would have all that it reads here; the others are
-        then known to be on their way.
+        ``hold_back``: none with which a replica would have all that it reads here. Those published
+        are on their way by then, whatever keeps the interpreter busy after.
         """
         self._sources.check(tensors)
         serving, groups = self._open_epoch(), self._sources.groups
         if held := {group: groups[group] for group in serving.standing_next(hold_back=hold_back)}:
             serving.wait_for_credit(0.0)  # raises what ended the epoch
             self._publish(serving, held, self._events.record())
-            if hold_back:  # whatever keeps the interpreter busy after
-                self._progress.call(lambda wire: None, QUIESCE_TIMEOUT_SECONDS)
+            self._progress.call(lambda wire: None, QUIESCE_TIMEOUT_SECONDS)
         return len(held)
 
     def _publish(self, serving: Serving, groups: Mapping[int, Sources], filled: Event) -> None:
@@ -273,13 +272,12 @@ class Producer:
 
     def _unreachable(self, served: Served, reason: str) -> None:
         _logger.warning("%s: %s", served.consumer, reason)
-        incarnation = served.incarnation.hex()
-        self._thread.run(lambda: self._client.drop(served.consumer, incarnation, reason))
+        who = served.consumer, served.incarnation.hex()
+        self._thread.run(lambda: self._client.drop(*who, reason))
 
     # ---- the progress thread: an endpoint --------------------------------------------------
 
     def is_busy(self) -> bool:
-        """True while an epoch is open: the wire is polled eagerly."""
         return self._serving is not None and not self._serving.settled
 
     def on_doorbell(self, wire: Wire, sender: str, doorbell: Doorbell) -> None:
@@ -288,12 +286,14 @@ class Producer:
     def on_read(self, wire: Wire, event: ReadDone | ReadFailed) -> None:
         """A producer reads nothing."""
 
+    def is_urgent(self) -> bool:
+        """A DONE lets a slot be packed again; without slots it only brings the end nearer."""
+        return self._serving is not None and self._serving.is_urgent
+
     def on_poll(self, wire: Wire) -> None:
-        """Once a loop."""
         if (serving := self._serving) is not None:
             serving.poll(wire)
 
     def on_error(self, error: BaseException) -> None:
-        """A callback raised."""
         _logger.error("producer %d: %s", self.rank, error, exc_info=error)
         self.fail(error)

@@ -35,7 +35,7 @@ class ProgressThread:
     """Owns a wire: makes it, polls it, runs what it is given on it, closes it.
 
     While an endpoint is busy the wire is polled with pauses of 20 to 200 microseconds, of 20 where
-    it moves memory of a GPU and something happened just now; when none is, every
+    it is urgent, moves memory of a GPU, and something happened just now; when none is, every
     ``idle_poll_seconds``, and more often for a second after anything happened. Whatever is
     submitted wakes the thread. Methods may be called from any thread unless they say otherwise.
 
@@ -216,12 +216,13 @@ class ProgressThread:
             if num_jobs is None:
                 return
             num_events = self._poll(wire)
-            busy = False
+            busy = urgent = False
             for endpoint in self._endpoints.values():
                 self._guard(endpoint, endpoint.on_poll, wire)
-                busy = self._guard(endpoint, endpoint.is_busy) or busy
+                if self._guard(endpoint, endpoint.is_busy):
+                    busy, urgent = True, self._guard(endpoint, endpoint.is_urgent) or urgent
             happened = num_jobs > 0 or num_events > 0
-            self._pauses.polled(time.monotonic(), happened=happened, busy=busy)
+            self._pauses.polled(time.monotonic(), happened=happened, busy=busy, urgent=urgent)
 
     def _run_jobs(self, wire: Wire) -> int | None:
         """Wait for the first job as long as the pause, run all there are; None at the end mark."""

@@ -47,8 +47,7 @@ class _Published(NamedTuple):
 
 
 class _Packing(NamedTuple):
-    """A chunk that is readable, or whose copies failed by ``error``, once ``event`` has completed;
-    ``since``: when its copies began."""
+    """A chunk, readable once ``event`` has completed, or an ``error``; copied from ``since`` on."""
 
     pack: Pack
     event: Event
@@ -57,7 +56,7 @@ class _Packing(NamedTuple):
 
 
 class Serving:
-    """An open epoch.
+    """An open epoch; ``is_urgent`` where a DONE is what a slot waits for.
 
     Args:
         record: the frozen record of the epoch.
@@ -101,6 +100,7 @@ class Serving:
         self._events = events
         self._intervals = intervals
         self._rings = {served.ring.table.plan_digest: served.ring for served in live.values()}
+        self.is_urgent = any(ring.arena is not None for ring in self._rings.values())
         tables = {consumer: served.ring.table for consumer, served in live.items()}
         self._machine = ProducerEpoch(tables, groups, lookahead, self._standing)
         self._published: dict[int, _Published] = {}
@@ -148,8 +148,8 @@ class Serving:
 
     def spend_credit(self, groups: Sequence[int]) -> None:
         """They are on their way to the progress thread, which gives none before they are there."""
-        if self._intervals is not None and self._credited is not None:
-            for group in groups:
+        for group in groups:
+            if self._intervals is not None and self._credited is not None:
                 self._intervals.add("gather", group, self._credited)
         self._credited = None
         with self._changed:

@@ -2,7 +2,9 @@
 
 import multiprocessing
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -40,13 +42,8 @@ class ProbeProcess:
         self._connection, theirs = context.Pipe()
         arguments = (theirs, device, str(folder), is_loopback)
         self._process = context.Process(target=serve_probe, args=arguments, daemon=True)
-        # Ctrl-C goes to every process of a terminal: the one that asks ends this one.
-        resource_tracker.ensure_running()  # whose start lets SIGINT through again
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which children inherit
-        try:
-            self._process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        with ThreadPoolExecutor(1) as starter:  # a thread that Ctrl-C does not interrupt
+            starter.submit(_start, self._process).result()
         theirs.close()
 
     def __enter__(self) -> "ProbeProcess":
@@ -114,3 +111,10 @@ class ProbeProcess:
     def _lose(self, message: str, cause: BaseException | None = None) -> NoReturn:
         self._lost = message
         raise WireError(message) from cause
+
+
+def _start(process: BaseProcess) -> None:
+    """Ctrl-C goes to every process of a terminal; whoever asks this one ends it."""
+    resource_tracker.ensure_running()  # whose start lets SIGINT through again
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which the process inherits
+    process.start()

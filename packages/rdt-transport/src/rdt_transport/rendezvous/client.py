@@ -8,8 +8,9 @@ from rdt_plan import WIRE_VERSION, ChunkTable, ConsumerId, Manifest, encode_mani
 from rdt_plan.collector import collector_paused
 from rdt_plan.records import EpochRecord, JobRecord, Offer, ProducerRecord, Subscription
 from rdt_transport.errors import RendezvousProtocolError
-from rdt_transport.rendezvous._link import Link
+from rdt_transport.rendezvous._link import Link, Listen
 from rdt_transport.rendezvous._names import Names
+from rdt_transport.rendezvous._socket_link import SocketLink
 from rdt_transport.rendezvous.address import RendezvousAddress
 from rdt_transport.rendezvous.events import (
     Announced,
@@ -62,6 +63,7 @@ class RendezvousClient:
         on_event: called with each event, in order, on a thread of this client's own; it may call
             the client, and while it runs no further event is delivered. Exceptions are logged.
         connect_timeout_seconds: for the connection and the proof of the token.
+        connect: makes another connection than one over TCP: see `LocalHost.connect`.
 
     Raises:
         TokenError: this process or the server did not prove the token.
@@ -75,6 +77,7 @@ class RendezvousClient:
         *,
         on_event: Callable[[RendezvousEvent], None] | None = None,
         connect_timeout_seconds: float = CALL_TIMEOUT_SECONDS,
+        connect: Callable[[Listen | None], Link] | None = None,
     ) -> None:
         self.address = address
         self._session: str | None = None
@@ -84,7 +87,8 @@ class RendezvousClient:
         self._names = Names()
         self._on_event = on_event
         listen = None if on_event is None else self._listen
-        self._link = Link(address, listen, connect_timeout_seconds)
+        connect = connect or (lambda on: SocketLink(address, on, connect_timeout_seconds))
+        self._link = connect(listen)
 
     def _listen(self, event: PushedEvent | ConnectionLost) -> None:
         """On the event thread."""

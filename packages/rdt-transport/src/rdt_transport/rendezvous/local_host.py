@@ -3,11 +3,15 @@
 import asyncio
 import logging
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
 from rdt_transport.errors import RendezvousError, RendezvousTimeoutError
+from rdt_transport.rendezvous._local_link import LocalLink
 from rdt_transport.rendezvous.address import RendezvousAddress
+from rdt_transport.rendezvous.client import RendezvousClient
+from rdt_transport.rendezvous.events import RendezvousEvent
 from rdt_transport.rendezvous.server import RendezvousServer
 from rdt_transport.rendezvous.settings import JobSettings
 
@@ -39,12 +43,15 @@ class LocalHost:
         self, job: str, token: str, settings: JobSettings, host: str = "127.0.0.1", port: int = 0
     ) -> None:
         RendezvousAddress(host, port or 1, job, token)  # refuses before anything is started
+        server = RendezvousServer(job, token, settings)
+        self._settings = settings
+        self._state = server.state
         started: Future[int] = Future()
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._thread = threading.Thread(
             target=self._run,
-            args=(RendezvousServer(job, token, settings), host, port, started),
+            args=(server, host, port, started),
             name=f"rdt-rendezvous-{job}",
             daemon=True,
         )
@@ -78,6 +85,20 @@ class LocalHost:
 
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(serve())
+
+    def connect(
+        self, on_event: Callable[[RendezvousEvent], None] | None = None
+    ) -> RendezvousClient:
+        """A client of this process: no socket, and no lease, as it ends with the rendezvous.
+
+        See `RendezvousClient`; raises `RendezvousLostError` when this is closed.
+        """
+        lease_seconds = self._settings.lease_seconds
+        return RendezvousClient(
+            self.address,
+            on_event=on_event,
+            connect=lambda listen: LocalLink(self.address, listen, self._state, lease_seconds),
+        )
 
     def close(self) -> None:
         """End the job: every client sees its connection closed. Idempotent.

@@ -1,15 +1,18 @@
-"""The rendezvous as a TCP service: the thin asyncio driver of `JobState`."""
+"""The rendezvous as a TCP service: the thin asyncio driver of `JobState`.
+
+Clients of the same process ask without a socket, and without the event loop (`LocalLink`).
+"""
 
 import asyncio
 import logging
 import uuid
-from itertools import count
 from math import inf
 from typing import Any
 
 from rdt_plan.records import JobRecord
 from rdt_transport.errors import RdtTransportError, RendezvousLostError, RendezvousProtocolError
-from rdt_transport.rendezvous.effects import Answer, Disconnect, Effect, Push, Refusal
+from rdt_transport.rendezvous._shared_state import SharedState
+from rdt_transport.rendezvous.effects import Answer, Disconnect, Push, Refusal
 from rdt_transport.rendezvous.events import Announced
 from rdt_transport.rendezvous.messages import (
     AnnouncementWriter,
@@ -55,10 +58,9 @@ class RendezvousServer:
         self._job = job
         self._token = token
         self._settings = settings
-        self._state = JobState(job, settings, lambda: uuid.uuid4().hex)
+        self.state = SharedState(JobState(job, settings, lambda: uuid.uuid4().hex))
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._open: set[asyncio.StreamWriter] = set()  # also those that have not proved the token
-        self._numbers = count(1)
         self._announcement = AnnouncementWriter()
         self._announced: dict[int, list[bytes]] = {}  # frames that `_flush` sends
         self._job_told: tuple[JobRecord, str] | None = None  # and its JSON
@@ -69,12 +71,15 @@ class RendezvousServer:
 
     async def start(self, host: str, port: int = 0) -> int:
         """Listen on ``host``; returns the port. Raises `OSError` when it cannot be bound."""
+        loop = asyncio.get_running_loop()
+        self.state.wake = lambda: loop.call_soon_threadsafe(self._catch_up)
         self._server = await asyncio.start_server(self._accept, host, port)
         return self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
         """Stop listening and close every connection; clients see it at once."""
         self._closed = True
+        self.state.close()
         if self._server is not None:
             self._server.close()
         if self._timer is not None:
@@ -128,14 +133,13 @@ class RendezvousServer:
             _logger.warning("refused a client of job %s: %s", self._job, error)
             writer.write(encode_frame(refusal(error)))
             return
-        client = next(self._numbers)
+        client = self.state.connected()
         self._writers[client] = writer
-        self._state.connected(client, self._now())
         self._arm()
         reason = "its connection closed"
         try:
             while True:
-                frame = await read_frame(reader, heard=lambda: self._heard(client))
+                frame = await read_frame(reader, heard=lambda: self.state.heard(client))
                 self._receive(client, frame)
         except RendezvousProtocolError as error:
             reason = f"it broke the protocol: {error}"
@@ -144,7 +148,8 @@ class RendezvousServer:
             pass
         finally:
             self._writers.pop(client, None)
-            self._perform(self._state.lost(client, reason, self._now()))
+            self.state.lost(client, reason)
+            self._send_out()
 
     def _receive(self, client: int, frame: Frame) -> None:
         match frame:
@@ -158,9 +163,9 @@ class RendezvousServer:
                 except RendezvousProtocolError as error:
                     self._send(client, refusal(error, call))
                     return
-                effects = self._state.request(client, call, request, timeout, self._now())
-                self._perform(effects)
-                if not effects:  # it waits, perhaps for less than all that is waited for
+                if self.state.request(client, call, request, timeout):
+                    self._send_out()
+                else:  # it waits, perhaps for less than all that is waited for
                     self._arm()
             case _:
                 raise RendezvousProtocolError(f"unknown frame {frame['kind']!r:.80}")
@@ -196,11 +201,14 @@ class RendezvousServer:
         for client, frames in announced.items():
             self._write(client, b"".join(frames))
 
-    def _perform(self, effects: list[Effect]) -> None:
-        if self._closed:
-            return  # that everybody is cut off now is no news of anybody's death
-        for effect in effects:
-            match effect:
+    def _catch_up(self) -> None:
+        """What another thread left to the loop."""
+        self._send_out()
+        self._arm()
+
+    def _send_out(self) -> None:
+        while self.state.outbox:
+            match self.state.outbox.popleft():
                 case Answer(client, call, request, value):
                     self._answer(client, call, request, value)
                 case Refusal(client, call, error):
@@ -229,15 +237,9 @@ class RendezvousServer:
 
     # ---- time --------------------------------------------------------------------------------
 
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    def _heard(self, client: int) -> None:
-        self._state.heard(client, self._now())
-
     def _arm(self) -> None:
         """Have `_tick` called at the next deadline, or earlier: leases only grow."""
-        deadline = self._state.next_deadline()
+        deadline = self.state.next_deadline()
         if deadline == inf or (self._timer is not None and self._timer.when() <= deadline):
             return
         if self._timer is not None:
@@ -246,9 +248,8 @@ class RendezvousServer:
 
     def _tick(self) -> None:
         assert self._timer is not None
-        late_seconds = self._now() - self._timer.when()
+        late_seconds = asyncio.get_running_loop().time() - self._timer.when()
         self._timer = None
-        if late_seconds > self._settings.lease_seconds / 10:
-            self._state.stalled(late_seconds)
-        self._perform(self._state.tick(self._now()))
-        self._arm()
+        stalled = late_seconds > self._settings.lease_seconds / 10
+        self.state.tick(late_seconds if stalled else 0.0)
+        self._catch_up()

@@ -65,9 +65,9 @@ class JobState:
 
     # ---- what the driver calls ---------------------------------------------------------------
 
-    def connected(self, client: int, now: float) -> None:
-        """A client has proved the token."""
-        self._leases[client] = now + self._lease_seconds
+    def connected(self, client: int, now: float, *, is_leased: bool = True) -> None:
+        """A client has proved the token, or needs none and no lease."""
+        self._leases[client] = now + self._lease_seconds if is_leased else inf
 
     def heard(self, client: int, now: float) -> None:
         """A sign of life: the client's lease starts anew."""

@@ -1,0 +1,170 @@
+"""Clients of the rendezvous's own process: what only they can do.
+
+The contract of all clients is in `test_rendezvous_client` and `test_rendezvous_deaths`.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rdt_transport.errors import (
+    EpochFailedError,
+    RendezvousError,
+    RendezvousLostError,
+    RendezvousTimeoutError,
+)
+from rdt_transport.rendezvous import (
+    ConnectionLost,
+    EpochFailed,
+    LocalHost,
+    RendezvousClient,
+    Subscribed,
+)
+from rdt_transport.testing.job_records import make_offer, make_producer, make_subscription
+from rdt_transport.testing.rendezvous_peers import WAIT_SECONDS, Events, make_host
+
+Connect = Callable[[LocalHost], RendezvousClient]
+
+
+def over_tcp(host: LocalHost) -> RendezvousClient:
+    return RendezvousClient(host.address)
+
+
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
+
+
+def test_the_end_of_the_host_ends_them(host: LocalHost) -> None:
+    events = Events()
+    client = host.connect(events)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.job, WAIT_SECONDS)
+        with pytest.raises(RendezvousTimeoutError):
+            client.job(0.05)  # by now the other call waits
+
+        host.close()
+
+        with pytest.raises(RendezvousLostError, match="it is closed"):
+            waiting.result(WAIT_SECONDS)
+    assert "it is closed" in events.next(ConnectionLost).reason
+    with pytest.raises(RendezvousLostError):
+        client.consumers(WAIT_SECONDS)
+    client.close()
+
+
+def test_a_host_that_is_closed_takes_none(host: LocalHost) -> None:
+    host.close()
+
+    with pytest.raises(RendezvousLostError, match="is closed"):
+        host.connect()
+
+
+def test_they_have_no_lease_to_lose() -> None:
+    host = make_host(lease_seconds=0.2)
+    try:
+        with host.connect() as client, ThreadPoolExecutor(1) as pool:
+            client.publish(make_producer(0), b"", WAIT_SECONDS)
+            waiting = pool.submit(client.begin, 0, 1, 1.0)  # five leases
+            with pytest.raises(RendezvousTimeoutError, match="consumer"):
+                waiting.result(WAIT_SECONDS)
+            assert client.job(WAIT_SECONDS).num_producers == 1
+    finally:
+        host.close()
+
+
+def test_an_answer_takes_no_turn_of_the_event_loop(host: LocalHost) -> None:
+    """What a sync asks is answered while the loop is held up."""
+    release = threading.Event()
+    with host.connect() as client:
+        client.publish(make_producer(0), b"", WAIT_SECONDS)
+        host._loop.call_soon_threadsafe(release.wait, WAIT_SECONDS)
+        try:
+            assert client.job(1.0).num_producers == 1
+            assert client.consumers(1.0) == ()
+        finally:
+            release.set()
+
+
+@pytest.mark.parametrize("connect", [over_tcp, LocalHost.connect])
+def test_what_one_of_them_does_the_others_hear(host: LocalHost, connect: Connect) -> None:
+    """A failure told in this process reaches a socket, and a listener here."""
+    events, here = Events(), Events()
+    with (
+        host.connect() as trainer,
+        host.connect(here) as bystander,
+        RendezvousClient(host.address, on_event=events) as far,
+        connect(host) as worker,
+    ):
+        record, subscription = make_producer(0), make_subscription(0, 0)
+        trainer.publish(record, b"", WAIT_SECONDS)
+        worker.subscribe(subscription, WAIT_SECONDS)
+        trainer.offer([make_offer(subscription, record)])
+        worker.offers(subscription.consumer, WAIT_SECONDS)
+        worker.ready(subscription.consumer, subscription.incarnation)
+        trainer.begin(0, 1, WAIT_SECONDS)
+
+        trainer.fail(1, "the trainer's own problem")
+
+        for heard in (events, here):
+            assert heard.next(EpochFailed) == EpochFailed(1, "the trainer's own problem")
+        for client in (far, bystander):
+            with pytest.raises(EpochFailedError, match="own problem"):
+                client.epoch_record(WAIT_SECONDS, 1)
+
+
+@pytest.mark.parametrize("num_epochs", [50])
+def test_many_syncs_of_clients_near_and_far(host: LocalHost, num_epochs: int) -> None:
+    """The trainer here, one worker here and one over TCP, and a bystander that asks all the time:
+    each epoch is begun, committed and closed, whoever is first."""
+    record = make_producer(0)
+    done = threading.Event()
+
+    def on_event(event: object) -> None:
+        if isinstance(event, Subscribed):
+            trainer.offer([make_offer(event.subscription, record)])
+
+    def work(replica: int, connect: Connect) -> None:
+        subscription = make_subscription(replica, 0)
+        identity = subscription.consumer, subscription.incarnation
+        with connect(host) as client:
+            client.subscribe(subscription, WAIT_SECONDS)
+            client.offers(subscription.consumer, WAIT_SECONDS)
+            client.ready(*identity)
+            ready.wait(WAIT_SECONDS)
+            for epoch in range(1, num_epochs + 1):
+                client.epoch_record(WAIT_SECONDS, epoch)
+                client.commit(*identity, epoch, WAIT_SECONDS)
+            done.wait(WAIT_SECONDS)
+            client.leave()
+
+    def ask() -> int:
+        asked = 0
+        with host.connect() as client:
+            while not done.is_set():
+                assert len(client.consumers(WAIT_SECONDS)) <= 2  # they leave at the end
+                asked += 1
+        return asked
+
+    ready = threading.Barrier(3)
+    with host.connect(on_event) as trainer, ThreadPoolExecutor(3) as pool:
+        trainer.publish(record, b"", WAIT_SECONDS)
+        workers = [
+            pool.submit(work, replica, connect)
+            for replica, connect in enumerate([over_tcp, LocalHost.connect])
+        ]
+        ready.wait(WAIT_SECONDS)
+        asking = pool.submit(ask)
+        try:
+            for epoch in range(1, num_epochs + 1):
+                assert trainer.begin(0, epoch, WAIT_SECONDS).epoch == epoch
+                outcome = trainer.await_close(0, epoch, WAIT_SECONDS)
+                assert outcome.committed == (0, 1)
+                assert outcome.dropped == ()
+        finally:
+            done.set()
+        for worker in workers:
+            worker.result(WAIT_SECONDS)
+        assert asking.result(WAIT_SECONDS) > 0
+    with pytest.raises(RendezvousError, match="is closed"):
+        trainer.consumers(WAIT_SECONDS)
