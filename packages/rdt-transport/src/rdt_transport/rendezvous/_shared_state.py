@@ -33,7 +33,7 @@ class SharedState:
 
     def __init__(self, state: JobState) -> None:
         self.outbox: deque[Effect] = deque()
-        self.wake: Callable[[], None] = lambda: None
+        self.wake: Callable[[], object] = lambda: None
         self._state = state
         self._lock = threading.Lock()
         self._numbers = count(1)
