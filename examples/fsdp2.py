@@ -6,7 +6,7 @@
 Masters are float32; what is served is cast to the dtype of the checkpoint, shard by shard.
 """
 
-import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 
 import torch
 from torch import distributed
@@ -51,12 +51,16 @@ def train(model: PreTrainedModel, client: Client | None, num_steps: int) -> list
 
 
 if __name__ == "__main__":
-    folder, url = sys.argv[1:]
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("folder", help="the model, as from_pretrained takes it")
+    parser.add_argument("url", help="the server, as http://127.0.0.1:8000")
+    given = parser.parse_args()
     distributed.init_process_group()
     if torch.accelerator.is_available():
         torch.accelerator.set_device_index(distributed.get_node_local_rank())
-    served = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    served = AutoModelForCausalLM.from_pretrained(given.folder, dtype=torch.float32)
     served = served.to(torch.accelerator.current_accelerator() or "cpu")
-    for report in train(served, HttpClient(url) if distributed.get_rank() == 0 else None, 3):
+    client = HttpClient(given.url) if distributed.get_rank() == 0 else None
+    for report in train(served, client, num_steps=3):
         print(report)
     distributed.destroy_process_group()

@@ -14,6 +14,7 @@ import os
 import queue
 import secrets
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Generator, Iterable
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -186,4 +187,6 @@ def progress_thread(role: str) -> Generator[ProgressThread]:
 
 if __name__ == "__main__":
     os.environ.setdefault("UCX_NET_DEVICES", "lo")  # both processes are on this host
-    sys.exit(train(flip="--flip" in sys.argv[1:]))
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--flip", action="store_true", help="change one byte: the proof fails")
+    sys.exit(train(parser.parse_args().flip))

@@ -4,7 +4,7 @@ VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config '{"backend": "r
 python examples/plain_torch.py MODEL http://127.0.0.1:8000
 """
 
-import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -31,7 +31,10 @@ def train(model: PreTrainedModel, client: Client, num_steps: int) -> list[SyncRe
 
 
 if __name__ == "__main__":
-    folder, url = sys.argv[1:]
-    served = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    for report in train(served, HttpClient(url), num_steps=3):
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("folder", help="the model, as from_pretrained takes it")
+    parser.add_argument("url", help="the server, as http://127.0.0.1:8000")
+    given = parser.parse_args()
+    served = AutoModelForCausalLM.from_pretrained(given.folder, dtype=torch.bfloat16)
+    for report in train(served, HttpClient(given.url), num_steps=3):
         print(report)

@@ -1,20 +1,18 @@
 """A whole weight sync in one process, on the CPU: no network, no Ray, no vLLM, nothing hidden.
 
 Two trainer ranks hold a model, a pipeline stage each. Two inference workers hold it as well, but
-cut for tensor parallelism: each has half of every projection. A worker needs its halves and nothing
-else, from whichever rank holds them. Read from top to bottom:
+cut for tensor parallelism: each needs its half of every projection, from whichever rank holds it:
 
 1. the inference model, with the kind of loader that inference engines have;
 2. what the trainer holds: the manifest;
 3. once: record the loader, and plan;
 4. every sync: the two state machines, driven by hand over rings of plain memory;
-5. the proof: every byte equals that of a model which loaded the same weights itself. With
-   ``--flip`` one byte is changed first: it is named, and the exit status is 1.
+5. the proof: every byte equals that of a model which loaded the same weights itself.
 
 The product reads across machines, and decides by the very same code.
 """
 
-import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections import deque
 from collections.abc import Iterable, Mapping
 
@@ -296,4 +294,6 @@ def main(flip: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(flip="--flip" in sys.argv[1:]))
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--flip", action="store_true", help="change a byte, which is then named")
+    raise SystemExit(main(parser.parse_args().flip))

@@ -62,7 +62,7 @@ def _train(rank: int, store: str, url: str, served: str) -> None:
         completions = []
         for seed in (2, 1):
             draw(model, seed)
-            names["sync"](engine)
+            names["sync"](engine, rank, url)
             completions.append(complete(url, served))
             torch.distributed.barrier()
         assert completions[0] != first

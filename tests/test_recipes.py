@@ -64,6 +64,15 @@ def _as_rank(rank: int, function: Any, num_ranks: int, store: str) -> None:
         torch.distributed.destroy_process_group()
 
 
+def test_each_that_takes_arguments_says_which() -> None:
+    for recipe in (plain_torch, fsdp2):
+        for arguments, status in ((["--help"], 0), ([], 2)):
+            command = [sys.executable, str(recipe.__file__), *arguments]
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            assert ended.returncode == status
+            assert "folder url" in (ended.stderr if status else ended.stdout)
+
+
 # ---- plain PyTorch -------------------------------------------------------------------------------
 
 

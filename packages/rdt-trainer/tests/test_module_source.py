@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from rdt_plan.manifest import Manifest
 from rdt_trainer.errors import SourceError
 from rdt_trainer.module_source import ModuleSource
+from rdt_trainer.sharded_source import ShardedModuleSource
 from rdt_trainer.source import adapt
 
 
@@ -377,6 +378,14 @@ def test_names_are_mapped_explicitly():
     assert not any("norm.bias" in name for name in names(source))
     with pytest.raises(SourceError, match=r"both named same.*layers\.0\.proj\.weight"):
         _ = ModuleSource(model, names=lambda _: "same").metadata
+
+
+@pytest.mark.parametrize("kind", [ModuleSource, ShardedModuleSource])
+@pytest.mark.parametrize("module", ["org/model", None, {"a": nn.Linear(1, 1)}, nn.Linear])
+def test_what_is_no_module_is_refused_at_once(kind, module):
+    for make in (kind, kind.of_transformers):
+        with pytest.raises(SourceError, match=r"a torch\.nn\.Module, found .{4}.*pass the model"):
+            make(module)
 
 
 def test_meta_parameters_are_refused():

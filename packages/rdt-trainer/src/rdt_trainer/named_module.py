@@ -1,6 +1,7 @@
 """What of a torch module has which checkpoint name: what the sources over modules share."""
 
 import logging
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -57,9 +58,10 @@ class NamedModule:
             was initialised is refused. False: each pass may find other tensors.
 
     Raises:
-        SourceError: from ``metadata``, so while the trainer is initialised: names that collide,
-            extra names of nothing, views that are none or leave elements out, adapters that are
-            not merged, quantised parameters, FSDP1's flat ones, or tensors of several devices.
+        SourceError: ``module`` is none. From ``metadata``, so while the trainer is initialised:
+            names that collide, extra names of nothing, views that are none or leave elements out,
+            adapters that are not merged, quantised parameters, FSDP1's flat ones, or tensors of
+            several devices.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class NamedModule:
         persistent_buffers: bool = False,
         stable: bool = True,
     ) -> None:
-        self._module = module
+        self._module = _checked(module)
         self._names = names
         self._extra_names = dict(extra_names or {})
         self._dtype = dtype
@@ -108,7 +110,7 @@ class NamedModule:
         """
         from rdt_trainer.transformers_names import transformers_names
 
-        reshard(sharded_modules(model))
+        reshard(sharded_modules(_checked(model)))
         return cls(
             model,
             names=transformers_names(model),
@@ -262,6 +264,15 @@ class NamedModule:
         wanted = self._dtype(name) if callable(self._dtype) else self._dtype
         castable = tensor.is_floating_point() and tensor.element_size() >= 2
         return tensor.dtype if wanted is None or not castable else wanted
+
+
+def _checked(module: object) -> nn.Module:
+    if not isinstance(module, nn.Module):
+        raise SourceError(
+            f"expected the module to serve, a torch.nn.Module, found {reprlib.repr(module)}; pass "
+            "the model itself, which from_pretrained(...) returns"
+        )
+    return module
 
 
 def _log_copies(served: Mapping[str, Served]) -> None:
