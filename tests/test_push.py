@@ -6,15 +6,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from rdt_trainer import HttpClient
+from rdt_trainer import ClientError, HttpClient, ModuleSource, RdtTrainer, SafetensorsSource
 from rdt_trainer.push import PushOptions, Stage, push
 from rdt_trainer.safetensors_header import read_header
-from rdt_vllm.testing.checkpoint import write_checkpoint
+from rdt_vllm.testing.checkpoint import write_checkpoint, write_weights
 from tests.http_servers import Completion, Load, Servers, counting_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -25,6 +27,19 @@ PUSH = (
     "from rdt_trainer.push.command import main; sys.exit(main(sys.argv[1:]))"
 )
 SECONDS = 120.0
+
+# It says when it is about to pause, and does when it gets a line.
+HELD_PUSH = """
+import sys; sys.modules['ray'] = None
+from rdt_trainer.push import command
+class Held(command.HttpClient):
+    def pause(self, mode):
+        print("about to pause", flush=True)
+        sys.stdin.readline()
+        super().pause(mode)
+command.HttpClient = Held
+sys.exit(command.main(sys.argv[1:]))
+"""
 
 
 def checkpoint(folder: Path, step: int, **options: Any) -> Path:
@@ -147,11 +162,16 @@ def test_one_that_is_terminated_while_requests_end_leaves_nobody_paused(
     pushed = checkpoint(tmp_path, 11)
     ended: list[Completion] = []
     asking = threading.Thread(target=lambda: ended.append(servers.complete(0, 400)))
-    asking.start()
-    servers.wait_until_generating()
     arguments = [str(pushed), "--url", servers.urls[0], "--timeout", "120"]
-    command = [sys.executable, "-c", PUSH, *arguments]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as pushing:
+    command = [sys.executable, "-c", HELD_PUSH, *arguments]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as pushing:
+        assert pushing.stdin is not None and pushing.stdout is not None
+        assert pushing.stdout.readline() == "about to pause\n"
+        asking.start()
+        servers.wait_until_generating()
+        pushing.stdin.write("\n")
+        pushing.stdin.flush()
         while not servers.is_paused():
             assert pushing.poll() is None
         pushing.terminate()
@@ -164,6 +184,69 @@ def test_one_that_is_terminated_while_requests_end_leaves_nobody_paused(
     assert ended[0].step == before.step
     assert servers.complete().tokens == before.tokens
     assert servers.weight_version() == version
+
+
+class FailsUntouched(HttpClient):
+    """Fails as soon as its server is paused, before its weights are touched."""
+
+    def start(self) -> None:
+        raise ClientError("interrupted here", server_text="")
+
+
+def test_what_was_paused_before_serves_again_only_after_a_whole_push(
+    servers: Servers, tmp_path: Path
+) -> None:
+    pushed = checkpoint(tmp_path, 13)
+    options = PushOptions("thirteen", timeout_seconds=SECONDS)
+    with ExitStack() as stack:
+        good, bad = (stack.enter_context(FailsUntouched(url)) for url in servers.urls)
+        bad.pause("wait")  # as an earlier push leaves it, when it was interrupted
+        outcome = push(pushed, [good, bad], options)
+    assert outcome.exit_status == 3
+    assert [servers.is_paused(at) for at in (0, 1)] == [False, True]
+    assert outcome.servers[0].state == f"{servers.urls[0]} serves the old weights"
+    assert "was left paused, as it was before this push" in outcome.servers[1].state
+    assert "a mixture" in outcome.servers[1].state
+    for arguments in (["--dry-run"], ["--url", "http://127.0.0.1:9"]):
+        rdt_push(str(pushed), "--url", servers.urls[1], *arguments)
+        assert servers.is_paused(1)
+    status, _, errors = rdt_push(str(pushed), "--url", servers.urls[1])
+    assert status == 0, errors
+    assert not servers.is_paused(1)
+    assert servers.complete(1).step == 13
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--verify"])
+def test_a_push_that_is_refused_leaves_the_server_to_its_trainer(
+    servers: Servers, tmp_path: Path, option: str
+) -> None:
+    inits = []
+
+    class Counts(HttpClient):
+        def init(self, init_info: Any) -> None:
+            inits.append(self.name)
+            super().init(init_info)
+
+    pushed = checkpoint(tmp_path, 14)
+    source = SafetensorsSource(pushed)
+    with (
+        Counts(servers.urls[0], timeout_seconds=SECONDS) as client,
+        RdtTrainer(source, client, timeout_seconds=SECONDS) as trainer,
+    ):
+        trainer.init()
+        both = [word for url in reversed(servers.urls) for word in ("--url", url)]
+        status, said, errors = rdt_push(str(pushed), *both, option)
+        assert status == 3
+        assert "is attached to job" in said["error"]
+        assert "nothing was changed" in said["error"]
+        assert "while closing" not in errors
+        assert not servers.is_paused()
+        client.pause()
+        trainer.send_weights("fourteen")
+        client.reset_prefix_cache()
+        client.resume()
+    assert inits == [servers.urls[0]], "it never had to attach again"
+    assert servers.complete().step == 14
 
 
 def test_one_server_by_two_names_is_refused_before_it_is_touched(
@@ -198,13 +281,56 @@ def test_one_bad_url_stops_it_before_any_server_is_touched(
     assert servers.weight_version() == version
 
 
-def test_another_models_checkpoint_is_told_in_the_workers_words(
-    servers: Servers, tmp_path: Path
-) -> None:
+def others(kind: str) -> dict[str, torch.Tensor]:
+    """A checkpoint that is not of the model that is served."""
+    weights = dict(ModuleSource(counting_model(15)).iter_full())
+    last = "model.layers.1."
+    match kind:
+        case "shallower":
+            return {name: each for name, each in weights.items() if not name.startswith(last)}
+        case "deeper":
+            more = {name.replace(last, "model.layers.2."): each for name, each in weights.items()}
+            return weights | more
+        case "wider":
+            return {name: torch.cat([each, each], dim=-1) for name, each in weights.items()}
+        case "more":
+            return weights | {"value_head.weight": weights["model.norm.weight"]}
     from rdt_vllm.testing.tiny_models import TINY_QWEN3_MOE
 
-    pushed = write_checkpoint(TINY_QWEN3_MOE.build(1), tmp_path / "other")
+    return dict(ModuleSource(TINY_QWEN3_MOE.build(1)).iter_full())
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("shallower", "model.layers.1"),
+        ("deeper", "layers.2"),
+        ("wider", ""),
+        ("more", "value_head"),
+        ("another", "experts"),
+    ],
+)
+def test_another_models_checkpoint_is_told_in_the_workers_words(
+    servers: Servers, tmp_path: Path, kind: str, said: str
+) -> None:
+    before = servers.complete()
+    pushed = write_weights(others(kind).items(), tmp_path / kind)
     status, _, errors = rdt_push(str(pushed), "--url", servers.urls[0])
     assert status == 3
-    assert "experts" in errors
+    assert said in errors
+    assert "nothing was changed" in errors
+    assert "while closing" not in errors
     assert not servers.is_paused()
+    assert servers.complete().tokens == before.tokens
+
+
+def test_names_that_need_no_reader_may_be_what_loaders_refuse(
+    servers: Servers, tmp_path: Path
+) -> None:
+    pushed = write_weights(others("more").items(), tmp_path / "more")
+    arguments = ["--url", servers.urls[0], "--unconsumed", "value_head.*", "--verify"]
+    status, said, errors = rdt_push(str(pushed), *arguments)
+    assert status == 0, errors
+    (reads,) = said["servers"][0]["workers"]
+    assert reads["num_tensors"] == said["num_tensors"] - 1
+    assert servers.complete().step == 15

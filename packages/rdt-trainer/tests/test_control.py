@@ -16,11 +16,11 @@ class Deployment:
     def __init__(self, during: Callable[[str], None] = lambda call: None) -> None:
         self.name = "deployment"
         self.calls: list[tuple] = []
-        self._during = during
+        self.during = during
 
     def _call(self, name: str, *arguments: object) -> None:
         self.calls.append((name, *arguments))
-        self._during(name)
+        self.during(name)
 
     def init(self, init_info):
         self._call("init", init_info)
@@ -213,7 +213,44 @@ def test_init_attaches_only_the_replicas_that_are_given():
     control.init({1: {"replica": 1}}, 10)
     assert [client.calls for client in clients] == [[], [("init", {"replica": 1})]]
     assert control.close(10) == []
-    assert [client.calls[-1] for client in clients] == [("shutdown",)] * 2
+    assert [client.calls[1:] for client in clients] == [[], [("shutdown",)]]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_who_refused_to_attach_is_not_detached_from_whom_it_is_attached_to(is_first):
+    refuses = Deployment(failing_in("init")) if is_first else Deployment()
+    control = Control([refuses, Deployment()])
+    if not is_first:
+        control.init({0: {}}, 10)
+        refuses.during = failing_in("init")
+    assert control.init_each({0: {}, 1: {}}, 10).keys() == {0}
+    assert control.close(10) == []
+    assert ("shutdown",) not in refuses.calls
+
+
+@pytest.mark.parametrize("attaches", [True, False])
+def test_who_is_still_attaching_is_detached_if_it_does(attaches):
+    release, both = threading.Event(), threading.Barrier(2)
+
+    def during(call: str) -> None:
+        if call == "init":
+            both.wait(30)
+            release.wait(30)
+            if not attaches:
+                failing_in("init")("init")
+
+    def refuse(call: str) -> None:
+        both.wait(30)
+        failing_in("init")(call)
+
+    hanging, refuses = Deployment(during), Deployment(refuse)
+    control = Control([hanging, refuses])
+    with pytest.raises(ClientError, match="out of memory"):
+        control.init({0: {}, 1: {}}, 10)
+    threading.Timer(0.1, release.set).start()
+    assert control.close(30) == []
+    assert [call[0] for call in hanging.calls] == ["init", "shutdown"][: 1 + attaches]
+    assert [call[0] for call in refuses.calls] == ["init"]
 
 
 def test_init_has_a_deadline_that_names_call_and_server(monkeypatch):
@@ -230,6 +267,33 @@ def test_init_has_a_deadline_that_names_call_and_server(monkeypatch):
         assert control.close(30) == []
 
 
+@pytest.mark.parametrize(
+    ("said", "is_other"),
+    [
+        ("Weight transfer not configured. Please set weight_transfer_config to enable it", True),
+        (
+            "Call failed: Invalid init_info for NCCLWeightTransferEngine: "
+            "NCCLWeightTransferInitInfo.__init__() got an unexpected keyword argument 'address'",
+            True,
+        ),
+        ("Init.__init__() got an unexpected keyword argument 'address'", True),
+        ("Invalid init_info for RdtWeightTransferEngine: unexpected keyword argument 'x'", False),
+        ("this worker is attached to job 'a'", False),
+    ],
+)
+def test_who_has_another_backend_is_told_how_to_start_the_server(said, is_other):
+    def during(call: str) -> None:
+        if call == "init":
+            raise ClientError(f"POST /init: HTTP 500: {said}", server_text=said, status=500)
+
+    control = Control([Deployment(during)])
+    with pytest.raises(ClientError, match="POST /init: HTTP 500") as caught:
+        control.init({0: {}}, 10)
+    assert ("""--weight-transfer-config '{"backend": "rdt"}'""" in str(caught.value)) is is_other
+    assert (caught.value.server_text, caught.value.status) == (said, 500)
+    assert control.close(10) == []
+
+
 def test_a_client_that_does_not_return_is_named_and_not_waited_for():
     release = threading.Event()
     control = Control([Deployment(lambda call: waiting_in("start", call, release))])
@@ -244,6 +308,7 @@ def test_a_client_that_does_not_return_is_named_and_not_waited_for():
 
 def test_a_client_that_cannot_detach_is_reported():
     control = Control([Deployment(failing_in("shutdown"))])
+    control.init({0: {}}, 10)
     assert control.close(10) == ["shutdown: HTTP 500: out of memory"]
 
 
@@ -298,15 +363,16 @@ def test_a_client_that_hangs_does_not_keep_the_process():
 def test_clients_are_added_and_removed_without_the_others():
     first, second = Deployment(), Deployment()
     control = Control([first])
+    control.init({0: {}}, 10)
     control.add(4, second)
     control.init({4: {"replica": 4}}, 10)
-    assert (first.calls, second.calls) == ([], [("init", {"replica": 4})])
+    assert (first.calls, second.calls) == ([("init", {})], [("init", {"replica": 4})])
     thread = control._threads[4]._thread
     assert control.remove(4, 10) == []
     assert second.calls[-1] == ("shutdown",)
     assert not thread.is_alive()
     assert control.close(10) == []
-    assert (first.calls, second.calls[1:]) == ([("shutdown",)], [("shutdown",)])
+    assert first.calls[1:] == second.calls[1:] == [("shutdown",)]
 
 
 def test_a_client_that_hangs_is_removed_all_the_same():

@@ -158,7 +158,7 @@ def test_a_replica_that_cannot_join_changes_nothing(make_wire, attaches):
         newcomer.attaches = attaches
         with pytest.raises(ClientError, match="no memory"):
             fleet.trainers[0].add_replica(newcomer)
-        assert newcomer.calls[-1] == "shutdown"
+        assert "shutdown" not in newcomer.calls, "it may be another trainer's"
         fleet.send(0)
         assert fleet.trainers[0].replicas == (0,)
         names = {thread.name for thread in threading.enumerate()}
@@ -179,7 +179,7 @@ def test_a_replica_that_is_dead_can_be_removed_and_is_named_until_then(make_wire
         dead.init = dead.shutdown = refuse
         fleet.send(0, dropped=(1,))
         fleet.trainers[0].remove_replica(1)
-        assert "while replica 1 is removed: connection refused" in caplog.text
+        assert "replica 1 could not be attached again: connection refused" in caplog.text
         fleet.send(0)
 
 

@@ -42,6 +42,8 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text.encode())
 
+    do_GET = do_POST
+
     def log_message(self, *args: object) -> None:
         pass
 
@@ -101,6 +103,29 @@ def test_errors_carry_the_servers_words(server, body, text):
     assert caught.value.server_text == text
     assert caught.value.status == 500
     assert str(caught.value) == f"POST {server.url}/update_weights: HTTP 500: {text}"
+
+
+@pytest.mark.parametrize("is_paused", [True, False])
+def test_whether_it_is_paused_is_asked(server, is_paused):
+    server.answers["/is_paused"] = (200, json.dumps({"is_paused": is_paused}))
+    with HttpClient(server.url) as client:
+        assert client.is_paused() is is_paused
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ((404, ""), "VLLM_SERVER_DEV_MODE"),
+        ((200, "{}"), "expected is_paused"),
+        ((200, "[]"), "expected is_paused"),
+        ((200, '{"is_paused": null}'), "expected is_paused"),
+        ((500, '{"error": "Failed to fetch"}'), "HTTP 500: Failed to fetch"),
+    ],
+)
+def test_an_answer_that_does_not_tell_whether_it_is_paused_is_an_error(server, answer, said):
+    server.answers["/is_paused"] = answer
+    with HttpClient(server.url) as client, pytest.raises(ClientError, match=said):
+        client.is_paused()
 
 
 def test_missing_route_names_the_remedy(server):

@@ -16,7 +16,15 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from rdt_trainer import ClientError, SourceError
-from rdt_trainer.push import PushOptions, PushOutcome, ServerOutcome, Stage, command, push
+from rdt_trainer.push import (
+    PushOptions,
+    PushOutcome,
+    ServerOutcome,
+    Stage,
+    WorkerReads,
+    command,
+    push,
+)
 from rdt_trainer.push.command import EXIT_STATUS, main
 from rdt_trainer.push.display import show_outcome
 from rdt_trainer.testing import TorchEngineClient
@@ -175,6 +183,8 @@ def test_the_command_neither_needs_nor_imports_ray_or_a_trainer() -> None:
         (["--url", "http://127.0.0.1:9", "--host", "0.0.0.0"], 2, "host is 0.0.0.0"),
         (["--url", "http://127.0.0.1:9?a=b"], 2, "expected http://host:port"),
         (["--url", "http://127.0.0.1:nine"], 2, "expected http://host:port"),
+        (["--url", "http://127.0.0.1:8000/v1"], 2, "give no path"),
+        (["--url", "http://127.0.0.1:8000/v1/"], 2, "give no path"),
     ],
 )
 def test_exit_statuses_before_anything_is_pushed(
@@ -229,6 +239,46 @@ def test_what_is_written_to_while_it_is_pushed_is_not_served(
         weights = outcome.servers[0].weights
         assert weights == "unknown" or (call, weights) == ("start", "old")  # whoever is first
         assert engine.is_paused() is outcome.servers[0].is_paused is (weights == "unknown")
+
+
+def test_servers_are_told_apart_where_it_is_narrow() -> None:
+    urls = [f"http://inference-{at}.cluster.example:8000" for at in range(2)]
+    reads = (WorkerReads(0, 0, 1_234, 1_234, 12_345_678_901, 12_345_678_902, 1_234),)
+    servers = tuple(ServerOutcome(url, reads) for url in urls)
+    outcome = PushOutcome("c", 1, 2, "v", False, False, 0.0, servers)
+    console = Console(width=80, file=io.StringIO(), record=True)
+    show_outcome(console, outcome)
+    printed = console.export_text()
+    assert "…" not in printed
+    cells = [line.split("│")[1].strip() for line in printed.splitlines() if line.count("│") > 7]
+    assert "".join(cells) == "".join(urls)
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_who_cannot_attach_is_left_to_whom_it_is_attached_to(
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    dry_run: bool,
+) -> None:
+    """Nothing is posted to it but the question; what was paused before is told."""
+    good, bad = PushedEngine(), PushedEngine(fails="init", name="http://bad")
+    bad.pause()
+    engines = {"http://good": good, "http://bad": bad}
+    monkeypatch.setattr(command, "HttpClient", lambda url, **_: engines[url])
+    words = [word for url in engines for word in ("--url", url)]
+    words += ["--host", "127.0.0.1", "--json", *(["--dry-run"] if dry_run else [])]
+    assert main([str(checkpoint), *words]) == 3
+    printed = capsys.readouterr()
+    said = json.loads(printed.out)["error"]
+    for text in (said, printed.err):
+        assert "http://bad/init: HTTP 500: no" in text
+        assert "http://bad was left paused, as it was before this push" in text
+        assert "nothing was changed" in text
+        assert "while closing" not in text
+    assert bad.calls == ["pause", "init"]
+    assert bad.is_paused()
+    assert good.calls in (["init", "shutdown"], ["init"])
 
 
 def test_an_address_in_brackets_is_printed_whole() -> None:

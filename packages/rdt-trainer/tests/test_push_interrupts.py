@@ -81,6 +81,29 @@ def test_an_interrupt_lets_servers_go_on_and_says_what_became_of_each(
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+@pytest.mark.parametrize("at", ["init", "pause", "start"])
+def test_one_that_an_earlier_push_left_torn_stays_paused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    given_up: threading.Event,
+    at: str,
+) -> None:
+    save_file({"model.layers.0.w": torch.ones(4, 4)}, tmp_path / "model.safetensors")
+    engine = PushedEngine()
+    monkeypatch.setattr(command, "HttpClient", lambda *_, **__: engine)
+    words = [str(tmp_path), "--url", "http://127.0.0.1:9", "--timeout", str(SECONDS)]
+    for call, said in (("update", "may hold a mixture"), (at, "as it was before this push")):
+        engine.before = interrupting(signal.SIGINT, call, given_up)
+        assert command.main(words) == 130
+        assert f"{engine.name} was left paused, " in (printed := capsys.readouterr().err)
+        assert said in printed
+        assert engine.is_paused()
+        given_up.clear()
+    assert command.main(words) == 0
+    assert not engine.is_paused()
+
+
 def test_signals_that_the_process_ignores_stay_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -1,11 +1,13 @@
 """One server that is pushed to, given up at every moment: it serves old weights or none."""
 
 import threading
+from contextlib import nullcontext
 
 import pytest
 
 from rdt_trainer import ClientError, SourceError
 from rdt_trainer.push.server import PushedServer, recover_all
+from rdt_trainer.testing import TorchEngineClient
 from rdt_trainer.testing.pushed_engine import PushedEngine
 
 SECONDS = 20.0
@@ -48,6 +50,46 @@ def test_what_was_given_up_and_serves_is_not_updated() -> None:
         server.update({"epoch": 1})
     assert engine.calls == ["pause", "resume", "start"]
     assert server.weights == "old"
+
+
+@pytest.mark.parametrize("at", ["init", "is_paused", "pause", "start", ""])
+@pytest.mark.parametrize("was_paused", [False, True])
+def test_what_was_paused_before_is_not_let_go_on(
+    at: str, was_paused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier push may have torn it: only new weights, whole, may be served."""
+    monkeypatch.setattr(TorchEngineClient, "init", lambda self, info: None)
+    engine = PushedEngine()
+    if was_paused:
+        engine.pause()
+    server = PushedServer(engine, "wait")
+    engine.fails = at
+    with pytest.raises(ClientError) if at else nullcontext():
+        server.init({})
+        server.start()
+    server.recover()
+    engine.fails = ""
+    assert engine.is_paused() is was_paused
+    if at != "is_paused":
+        assert server.is_paused is server.was_paused is was_paused
+
+
+def test_who_was_paused_since_it_attached_is_not_let_go_on_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TorchEngineClient, "init", lambda self, info: None)
+    engine = PushedEngine()
+    server = PushedServer(engine, "wait")
+    server.init({})
+    engine.pause()
+    server.start()
+    server.recover()
+    assert engine.is_paused() and server.is_paused
+    late = PushedServer(engine, "wait")
+    late.recover()
+    with pytest.raises(ClientError, match="given up before"):
+        late.start()
+    assert engine.is_paused() and late.is_paused
 
 
 def test_what_a_check_refuses_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,9 @@ class Generator(Engine):
     async def pause_generation(self, *, mode="abort", clear_cache=True):
         self.calls.append(("pause", mode))
 
+    async def is_paused(self):
+        return self.calls[-1][0] == "pause"
+
     async def resume_generation(self):
         self.calls.append(("resume",))
 
@@ -87,7 +90,9 @@ def test_every_call_reaches_every_handle(actors):
     handles = [actors(Generator), actors(Generator)]
     client = RayClient(handles, timeout_seconds=60)
     client.init({"job": "j"})
+    assert not client.is_paused()
     client.pause("wait")
+    assert client.is_paused()
     client.start()
     client.update({"epoch": 3})
     client.finish("3")

@@ -1,7 +1,7 @@
 """Names that no worker anywhere reads: refused when the servers attach, unless they are allowed."""
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import pytest
 import torch
@@ -103,6 +103,14 @@ class Source:
         return iter(self.tensors.items())
 
 
+class Told(TorchEngineClient):
+    init_infos: tuple[Mapping[str, object], ...] = ()
+
+    def init(self, init_info: Mapping[str, object]) -> None:
+        self.init_infos = (*self.init_infos, init_info)
+        super().init(init_info)
+
+
 @pytest.fixture
 def make_wire() -> MakeWire:
     fabric = InProcessFabric()
@@ -110,7 +118,7 @@ def make_wire() -> MakeWire:
 
 
 def test_a_trainer_refuses_and_leaves_the_worker_as_it_was(make_wire: MakeWire) -> None:
-    source, client = Source(), TorchEngineClient(make_wire, ignores=["mtp.0.w"])
+    source, client = Source(), Told(make_wire, ignores=["mtp.0.w"])
 
     def trainer(*unconsumed: str) -> RdtTrainer:
         return RdtTrainer(
@@ -128,6 +136,8 @@ def test_a_trainer_refuses_and_leaves_the_worker_as_it_was(make_wire: MakeWire) 
 
     with trainer("mtp.*") as rdt:
         rdt.init()
+        assert client.init_infos[-1]["unconsumed"] == ["mtp.*"]
+        assert "unconsumed" not in client.init_infos[0], "older workers do not know it"
         rdt.send_weights()
         assert client.workers[0].keys() == {"layers.0.w", "layers.1.w"}
         for name, tensor in client.workers[0].items():

@@ -158,3 +158,43 @@ def test_what_the_own_checkpoint_never_loads_is_kept_and_said(
         with pytest.raises(rdt_bake.CoverageError, match=r"lm_head\.weight"):
             record_model(worker.model, params, config)
         worker.installer.close(TIMEOUT_SECONDS)
+
+
+EMBEDDING = "model.embed_tokens.weight"
+
+
+@pytest.mark.parametrize(
+    ("extra", "unconsumed"),
+    [
+        ({"value_head.weight": EMBEDDING}, ["value_head.*"]),
+        ({"v_head.0.weight": EMBEDDING, "v_head.1.bias": "model.norm.weight"}, ["v_*", "other.*"]),
+        ({"model.layers.0.mlp.typo.weight": "model.norm.weight"}, ["*.typo.weight"]),
+        ({"model.layers.9.input_layernorm.weight": "model.norm.weight"}, ["model.layers.9.*"]),
+    ],
+)
+def test_names_that_need_no_reader_are_withheld_from_loaders_that_refuse_them(
+    tmp_path: Path, extra: dict[str, str], unconsumed: list[str]
+) -> None:
+    folder = write_checkpoint(TINY_QWEN3.build(1), tmp_path / "1")
+    with single_worker(folder) as config:
+        worker = InstallWorker(config, folder)
+        known = {param.name: param for param in worker.manifest.params}
+        added = [replace(known[like], name=name) for name, like in extra.items()]
+        params = (*worker.manifest.params, *added)
+        for patterns in ([], ["other.*"], ["*"]):
+            with pytest.raises(UnsupportedError, match=r"cannot load the .* weights"):
+                record_model(worker.model, params, config, patterns)
+        assert record_model(worker.model, params, config, unconsumed) == worker.recording
+        lacking = [param for param in params if param.name != EMBEDDING]
+        with pytest.raises(rdt_bake.CoverageError, match="embed_tokens"):
+            record_model(worker.model, lacking, config, unconsumed)
+        worker.installer.close(TIMEOUT_SECONDS)
+
+
+def test_names_that_need_no_reader_are_read_where_the_loaders_take_them(tmp_path: Path) -> None:
+    folder = write_checkpoint(TINY_QWEN3.build(1), tmp_path / "1")
+    with single_worker(folder) as config:
+        worker = InstallWorker(config, folder)
+        params = worker.manifest.params
+        assert record_model(worker.model, params, config, ["model.norm.*"]) == worker.recording
+        worker.installer.close(TIMEOUT_SECONDS)

@@ -1,5 +1,6 @@
 """The background threads that drive inference servers while the caller's thread gathers."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from functools import partial
@@ -9,9 +10,16 @@ from rdt_trainer.call_thread import CallThread
 from rdt_trainer.client import Client, steps
 from rdt_trainer.errors import ClientError
 
-__all__ = ["LAST_WORDS_SECONDS", "Control"]
+__all__ = ["LAST_WORDS_SECONDS", "START_WITH_RDT", "Control"]
 
 OnEnd = Callable[[int, BaseException | None], None]
+
+START_WITH_RDT = 'start the server with --weight-transfer-config \'{"backend": "rdt"}\''
+
+# What vLLM says that has no weight transfer, or another backend's, which reads other fields.
+_OTHER_BACKEND = re.compile(
+    r"Weight transfer not configured|Invalid init_info for (?!Rdt)|unexpected keyword .*'address'"
+)
 
 LAST_WORDS_SECONDS = 2.0  # what servers know of a failure says more than our own deadline does
 
@@ -166,7 +174,14 @@ class Control:
 
     def _init(self, replica: int, init_info: Mapping[str, Any]) -> None:
         self._attached.discard(replica)
-        self._clients[replica].init(init_info)
+        try:
+            self._clients[replica].init(init_info)
+        except ClientError as error:
+            if not _OTHER_BACKEND.search(error.server_text):
+                raise
+            raise ClientError(
+                f"{error}; {START_WITH_RDT}", server_text=error.server_text, status=error.status
+            ) from error
         self._attached.add(replica)
 
     def _shutdown(self, replica: int) -> None:

@@ -57,7 +57,8 @@ class RdtTrainer:
             servers to attach, for consumers to pull a group, for servers to finish. Longer than a
             whole sync takes, as some ranks end before others.
         exchange: see `rdt_trainer.adapt`.
-        unconsumed: rank 0: patterns (as a shell's) of names that no worker needs to read.
+        unconsumed: rank 0: patterns (as a shell's) of names that no worker needs to read, and whose
+            loaders may refuse them.
         wire: "nixl", or "ray" (or "ray:" and a tensor transport of Ray's), in a process that is
             attached to Ray; the workers attach to the same cluster. The same on every rank.
         make_wire: makes the wire to serve over, on its own thread; by default that of ``wire``.

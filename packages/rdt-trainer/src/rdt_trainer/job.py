@@ -9,7 +9,7 @@ import torch
 
 from rdt_plan import Manifest
 from rdt_trainer.client import Client, declared_workers
-from rdt_trainer.control import LAST_WORDS_SECONDS, Control
+from rdt_trainer.control import LAST_WORDS_SECONDS, START_WITH_RDT, Control
 from rdt_trainer.errors import ClientError, TrainerStateError
 from rdt_trainer.hosting import Hosting
 from rdt_trainer.unconsumed import check_consumed
@@ -18,7 +18,6 @@ from rdt_transport.producer import Producer
 from rdt_transport.progress import ProgressThread
 from rdt_transport.rendezvous import (
     JobSettings,
-    RendezvousClient,
     RendezvousEvent,
 )
 from rdt_transport.wire.base import Wire
@@ -81,6 +80,7 @@ class Job:
         self._settings = settings
         self._clients = dict(enumerate(clients))  # by replica; numbers are given once
         self._next_replica = len(clients)
+        self._unconsumed = tuple(unconsumed)
         self._wire = wire
         self._timeout_seconds = timeout_seconds
         self._num_workers: dict[int, int] = {}  # of each replica, when it was attached last
@@ -94,10 +94,10 @@ class Job:
 
         try:
             self._closers.append(hosting.close)
-            address = hosting.open()
+            hosting.open()
             progress = ProgressThread(make_wire, name=f"rdt-producer-{rank}", device=device)
             self._closers.append(progress.close)
-            self.rendezvous = RendezvousClient(address, on_event=dispatch)
+            self.rendezvous = hosting.connect(dispatch)
             self._closers += [self.rendezvous.close, self.rendezvous.leave]
             self.producer = Producer(
                 progress,
@@ -117,7 +117,7 @@ class Job:
                 self._closers.append(lambda: control.close(DETACH_TIMEOUT_SECONDS))
                 self.rendezvous.set_replicas(self._clients)
                 self._attach(control, self.replicas)
-                self._check_consumed(unconsumed)
+                self._check_consumed()
         except BaseException:
             self.close()
             raise
@@ -223,12 +223,12 @@ class Job:
         for error in self._check_attached(replicas).values():
             raise error
 
-    def _check_consumed(self, unconsumed: Sequence[str]) -> None:
+    def _check_consumed(self) -> None:
         """All replicas are here, now if ever: a replica alone may read less than the others."""
         # Over a connection without a role: a producer's shows the tables of its own rank only.
-        with RendezvousClient(self._hosting.address) as observer:
+        with self._hosting.connect() as observer:
             subscriptions = observer.iter_subscriptions(self._timeout_seconds)
-            check_consumed(self.manifest, subscriptions, unconsumed)
+            check_consumed(self.manifest, subscriptions, self._unconsumed)
 
     def _init_info(self, replica: int) -> dict[str, Any]:
         return {
@@ -237,6 +237,7 @@ class Job:
             "num_replicas": self._next_replica,
             "num_workers": declared_workers(self._clients[replica]),
             "timeout_seconds": self._timeout_seconds,
+            **({"unconsumed": list(self._unconsumed)} if self._unconsumed else {}),
             **self._wire.init_info(),
         }
 
@@ -255,8 +256,7 @@ class Job:
             if len(said) < max(expected, 1):
                 errors[replica] = ClientError(
                     f"{client.name}: replica {replica} has {len(said)} workers attached, expected "
-                    f"{expected or 'at least 1'}; start the server with "
-                    '--weight-transfer-config \'{"backend": "rdt"}\', and check num_workers if it '
+                    f"{expected or 'at least 1'}; {START_WITH_RDT}, and check num_workers if it "
                     "was given",
                     server_text="",
                 )

@@ -85,6 +85,10 @@ class RayClient:
         else:
             self._call("sleep", 0, mode)
 
+    def is_paused(self) -> bool:
+        """Whether an actor says so; vLLM's ``LLM`` does not tell."""
+        return self._has("is_paused") and any(self._call("is_paused"))
+
     def resume(self) -> None:
         if self._has("resume_generation"):
             self._call("resume_generation")

@@ -57,7 +57,7 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
         self.installer: Installer | None = None
         self._observer: Observer | None = None
         self._link: JobLink | None = None
-        self._recording: tuple[str, rdt_bake.Recording] | None = None
+        self._recordings: dict[tuple[str, ...], rdt_bake.Recording] = {}  # the last one
         self._probe = Probe(model, vllm_config)
         self._timeout_seconds = RdtInitInfo.timeout_seconds
         self._open = False  # between start and finish
@@ -106,7 +106,7 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
         try:
             with collector_paused():  # all of this stays, and is a good part of the heap
                 manifest = link.manifest()
-                recording = self._record(manifest)
+                recording = self._record(manifest, init_info)
                 planned = WorkerPlan.build(
                     self.model,
                     recording,
@@ -169,11 +169,11 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
         if self.installer is not None:
             self.installer.observe(observer)
 
-    def _record(self, manifest: Manifest) -> rdt_bake.Recording:
-        if self._recording is None or self._recording[0] != manifest.digest:
-            recording = record_model(self.model, manifest.params, self.vllm_config)
-            self._recording = (manifest.digest, recording)
-        return self._recording[1]
+    def _record(self, manifest: Manifest, info: RdtInitInfo) -> rdt_bake.Recording:
+        if (key := (manifest.digest, *info.unconsumed)) not in self._recordings:
+            found = record_model(self.model, manifest.params, self.vllm_config, info.unconsumed)
+            self._recordings = {key: found}
+        return self._recordings[key]
 
     # ---- every sync --------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """What the trainer tells a worker: once to attach it, and with every sync."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,8 @@ class RdtInitInfo(_vllm.WeightTransferInitInfo):
             everything passes through slots.
         read_threads: that post reads of many regions together; None: as many as suit the device
             (`rdt_transport.agent.posting_threads`), 0: the progress thread posts everything.
+        unconsumed: patterns (as a shell's) of names that this worker need not read: where its
+            loaders refuse what the trainer serves, they are not shown these.
         wire: "nixl", or "ray" or "ray:" and a tensor transport of Ray's: see `WireChoice`.
         ray_address: that cluster's, where the worker is not attached to one; "auto": this node's.
 
@@ -51,6 +54,7 @@ class RdtInitInfo(_vllm.WeightTransferInitInfo):
     live: bool = True
     direct: bool = True
     read_threads: int | None = None
+    unconsumed: Sequence[str] = ()
     wire: str = "nixl"
     ray_address: str = "auto"
 

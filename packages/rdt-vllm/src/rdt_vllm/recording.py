@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
 
@@ -22,9 +23,16 @@ _logger = logging.getLogger("rdt_vllm")
 
 
 def record_model(
-    model: nn.Module, params: Sequence[ParamMeta], vllm_config: _vllm.VllmConfig
+    model: nn.Module,
+    params: Sequence[ParamMeta],
+    vllm_config: _vllm.VllmConfig,
+    unconsumed: Sequence[str] = (),
 ) -> rdt_bake.Recording:
     """Where ``model.load_weights`` puts every slice of ``params``; the model is left as found.
+
+    Loaders skip a name that they do not know, or fail. Where they fail, they are asked again
+    without the names that match a pattern of ``unconsumed`` (as a shell's): nobody needs to read
+    those. Not at once, as what they do know they should get.
 
     A parameter that no weight covers is an error, unless the checkpoint that vLLM itself loaded
     covers none of it either: it keeps the value that it has, and that is logged.
@@ -33,7 +41,7 @@ def record_model(
         RdtBakeError: naming weight, operation and loader, or every parameter that no weight covers.
         UnsupportedError: the loaders refuse the weights, or consume none of them.
     """
-    recording = _record(model, params, vllm_config)
+    recording = _record_needed(model, params, vllm_config, unconsumed)
     if not recording.consumed:
         raise UnsupportedError(
             f"{type(model).__name__} consumes none of the {len(params)} weights that the trainer "
@@ -52,6 +60,28 @@ def record_model(
         "; ".join(map(str, recording.uncovered)),
     )
     return recording
+
+
+def _record_needed(
+    model: nn.Module,
+    params: Sequence[ParamMeta],
+    vllm_config: _vllm.VllmConfig,
+    unconsumed: Sequence[str],
+) -> rdt_bake.Recording:
+    try:
+        return _record(model, params, vllm_config)
+    except (UnsupportedError, rdt_bake.RdtBakeError) as error:
+        needed = [
+            param
+            for param in params
+            if not any(fnmatchcase(param.name, pattern) for pattern in unconsumed)
+        ]
+        if not needed or len(needed) == len(params):
+            raise
+        recording = _record(model, needed, vllm_config)
+        withheld = len(params) - len(needed)
+        _logger.info("%d names that need no reader are left out, as: %s", withheld, error)
+        return recording
 
 
 def _unloaded(model: nn.Module, vllm_config: _vllm.VllmConfig) -> frozenset[rdt_bake.Uncovered]:

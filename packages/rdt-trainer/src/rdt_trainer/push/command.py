@@ -28,8 +28,9 @@ __all__ = ["EXIT_STATUS", "app", "main"]
 EXIT_STATUS = {
     0: "every server serves the new weights (with --dry-run: would get them)",
     1: "some server failed; the others serve them",
-    2: "bad input: options, or a checkpoint that is not whole or not this model's",
-    3: "no server serves them",
+    2: "bad input: options, or a checkpoint that is not whole or has names that no worker reads",
+    3: "no server serves them: one is not there or refuses, also another model's checkpoint, "
+    "so nothing was changed; or all failed",
     70: "an error of rdt-push's own; its traceback says where",
     129: "hung up",
     130: "interrupted",
@@ -37,6 +38,8 @@ EXIT_STATUS = {
 }
 
 MAX_SECONDS = 7 * 86400.0  # what waits can be given; infinite ones cannot
+
+_UNCHANGED = "nothing was changed: no server was paused or updated"
 
 _HELP = """Push a safetensors checkpoint into running vLLM servers.
 
@@ -142,12 +145,12 @@ def _command(
             print(json.dumps({"error": "; ".join(told), "exit_status": status}))
         raise typer.Exit(status) from None
     except (RdtTrainerError, RdtPlanError, RdtTransportError) as error:
-        errors.print(f"rdt-push: {error}", style="red", markup=False, soft_wrap=True)
-        for note in getattr(error, "__notes__", ()):
-            errors.print(note, markup=False, soft_wrap=True)
         status = 2 if isinstance(error, (SettingsError, SourceError, RdtPlanError)) else 3
+        told = [str(error), *getattr(error, "__notes__", ()), _UNCHANGED]
+        for line in told:
+            errors.print(f"rdt-push: {line}", style="red", markup=False, soft_wrap=True)
         if as_json:
-            print(json.dumps({"error": str(error), "exit_status": status}))
+            print(json.dumps({"error": "; ".join(told), "exit_status": status}))
         raise typer.Exit(status) from error
     if as_json:
         print(json.dumps(outcome.to_json()))
@@ -167,6 +170,8 @@ def _server_url(text: str) -> str:
         raise SettingsError(f"--url {text}: {error}; expected http://host:port") from error
     if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query or parsed.fragment:
         raise SettingsError(f"--url {text}: expected http://host:port")
+    if parsed.path.strip("/"):
+        raise SettingsError(f"--url {text}: expected http://host:port; give no path")
     return str(parsed).rstrip("/")
 
 

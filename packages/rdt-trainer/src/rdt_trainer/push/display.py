@@ -98,6 +98,8 @@ def wide_console() -> Console:
 def show_outcome(console: Console, outcome: PushOutcome) -> None:
     """A table of servers and workers, then a sentence."""
     table = Table("server", "worker", "from rank", "tensors", "reads", "direct", "staged", "")
+    for column in table.columns:
+        column.overflow = "fold"  # whole also where it is narrow: of many servers ends differ
     for column in table.columns[1:7]:
         column.justify = "right"
     for server in outcome.servers:

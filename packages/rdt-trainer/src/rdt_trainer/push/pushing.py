@@ -72,9 +72,9 @@ def push(
     """Push ``checkpoint`` into the servers of ``clients``, which stay the caller's to close.
 
     A server that fails while it is pushed to is left out, and the outcome tells. Whatever goes
-    wrong before that is raised: no server was paused, and all serve on as they did. An interrupt is
-    raised too, at any time: what is paused with its old weights is told to resume first, and the
-    error's notes say of each server what became of it.
+    wrong before that is raised: nothing was changed, and the error's notes name servers that were
+    paused before. An interrupt is raised too, at any time: whom this push has paused, and not
+    touched, is told to resume first, and the error's notes say of each server what became of it.
 
     Raises:
         SourceError, ManifestError: the checkpoint is not whole, or holds what no worker reads.
@@ -123,9 +123,10 @@ def push(
                 started = time.perf_counter()
                 failures = _send(trainer, servers, options.weight_version)
                 seconds = time.perf_counter() - started
-    except KeyboardInterrupt as interrupt:
+    except BaseException as error:
         for each in fates():
-            interrupt.add_note(each.state)
+            if each.is_paused or isinstance(error, KeyboardInterrupt):
+                error.add_note(each.state)
         raise
     return PushOutcome(
         checkpoint=str(checkpoint),

@@ -35,12 +35,12 @@ class PushedEngine(TorchEngineClient):
         self.name = name
         self.update_infos: list[Mapping[str, Any]] = []
         self._is_paused = False
-        self._fails = fails
-        self._before = before
+        self.fails = fails
+        self.before = before
 
     def _begin(self, call: str) -> None:
-        self._before(call)
-        if call == self._fails:
+        self.before(call)
+        if call == self.fails:
             self.calls.append(call)
             raise ClientError(f"{self.name}/{call}: HTTP 500: no", server_text="no", status=500)
 
