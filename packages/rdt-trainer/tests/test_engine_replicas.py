@@ -169,8 +169,8 @@ def test_a_replica_that_dies_is_named_and_the_other_finishes(make_wire, dies_at)
                     client.close()
 
         fleet.source.meanwhile = kill
-        told = fleet.send(0)[1]  # by the rendezvous, or by the server's call: whichever is first
-        assert "its connection closed" in told or "this process died" in told
+        told = fleet.send(0)[1]  # by the rendezvous, or by one of the server's threads: the first
+        assert any(each in told for each in ("its connection closed", "died", "client of the"))
         assert fleet.send(0, 1) == {}
 
 

@@ -208,6 +208,7 @@ def test_a_server_that_is_given_twice_is_pushed_to_once(
         return engines.setdefault(url, PushedEngine(name=url))
 
     monkeypatch.setattr(command, "HttpClient", client_of)
+    monkeypatch.delenv("COLUMNS", raising=False)  # which the one who runs the tests may set
     given = ["http://localhost:80", "http://localhost/", "HTTP://LocalHost", "http://localhost:81"]
     arguments = [word for url in given for word in ("--url", url)]
     assert main([str(checkpoint), *arguments, "--host", "127.0.0.1"]) == 0
