@@ -18,3 +18,18 @@ def test_the_collector_is_left_as_it_was_found(enabled: bool) -> None:
         assert gc.isenabled() is enabled
     finally:
         gc.enable()
+
+
+def test_whoever_finds_it_off_neither_turns_it_off_again_nor_on() -> None:
+    """Two threads pause it: one found it off, and goes on when the other has turned it on again."""
+    first, second = collector_paused(), collector_paused()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert gc.isenabled()
+    second.__exit__(None, None, None)
+    assert gc.isenabled()
+    with collector_paused():
+        with collector_paused():
+            pass
+        assert not gc.isenabled()

@@ -141,6 +141,23 @@ def test_others_run_while_it_looks():
     other.join()
 
 
+def test_a_module_that_computes_one_of_its_tables_is_looked_at():
+    class Counting(nn.Module):
+        @property
+        def _buffers(self) -> dict[str, torch.Tensor]:
+            return self.__dict__["counts"]
+
+        @_buffers.setter
+        def _buffers(self, given: dict[str, torch.Tensor]) -> None:
+            self.__dict__["counts"] = given
+
+    model = nn.Sequential(Counting(), nn.Linear(2, 2))
+    taken = snapshot(model)
+    assert taken.holds()
+    model[0].__dict__["counts"]["calls"] = torch.zeros(1)
+    assert not taken.holds()
+
+
 def test_the_collector_does_not_run_meanwhile():
     model = nn.ModuleList(nn.Linear(1, 1) for _ in range(2000))
     taken = snapshot(model)

@@ -3,7 +3,9 @@
 The contract of all clients is in `test_rendezvous_client` and `test_rendezvous_deaths`.
 """
 
+import ctypes
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,6 +15,7 @@ from rdt_transport.errors import (
     EpochFailedError,
     RendezvousError,
     RendezvousLostError,
+    RendezvousProtocolError,
     RendezvousTimeoutError,
 )
 from rdt_transport.rendezvous import (
@@ -73,17 +76,72 @@ def test_they_have_no_lease_to_lose() -> None:
         host.close()
 
 
-def test_an_answer_takes_no_turn_of_the_event_loop(host: LocalHost) -> None:
-    """What a sync asks is answered while the loop is held up."""
-    release = threading.Event()
-    with host.connect() as client:
-        client.publish(make_producer(0), b"", WAIT_SECONDS)
-        host._loop.call_soon_threadsafe(release.wait, WAIT_SECONDS)
+def test_a_client_that_comes_as_the_host_ends_is_refused_or_told(host: LocalHost) -> None:
+    """Whatever is first on the service's thread; nobody is left waiting."""
+    ends = threading.Thread(target=host.close)
+    seen = []
+    ends.start()
+    while not seen:
+        events = Events()
         try:
-            assert client.job(1.0).num_producers == 1
-            assert client.consumers(1.0) == ()
+            client = host.connect(events)
+            client.consumers(WAIT_SECONDS)
+            client.close()
+        except RendezvousLostError as error:
+            seen.append(str(error))
+    ends.join(WAIT_SECONDS)
+    assert "closed" in seen[0]
+
+
+def test_an_interrupted_caller_leaves_the_job_as_it_was(host: LocalHost) -> None:
+    """As Ctrl-C, at whatever step of a question it comes; others are answered all the same."""
+    interrupts = 0
+    with host.connect() as client, RendezvousClient(host.address) as far:
+        client.publish(make_producer(0), b"", WAIT_SECONDS)
+        caller = threading.get_ident()
+        done = threading.Event()
+
+        def interrupt() -> None:
+            while not done.wait(2e-4):
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(caller), ctypes.py_object(KeyboardInterrupt)
+                )
+
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
+        try:
+            while interrupts < 200:
+                try:
+                    while True:
+                        client.consumers(WAIT_SECONDS)
+                except KeyboardInterrupt:
+                    interrupts += 1
         finally:
-            release.set()
+            while not done.is_set():
+                try:
+                    done.set()
+                    interrupting.join()
+                except KeyboardInterrupt:
+                    done.clear()
+        try:
+            time.sleep(0.01)  # the last one, which may be on its way
+        except KeyboardInterrupt:
+            pass
+        assert client.consumers(WAIT_SECONDS) == far.consumers(WAIT_SECONDS) == ()
+        assert client.job(WAIT_SECONDS).num_producers == 1
+
+
+def test_a_question_of_wrong_types_is_refused_alone(host: LocalHost) -> None:
+    """As over TCP: it does not reach the job's state."""
+    with host.connect() as client, RendezvousClient(host.address) as far:
+        client.publish(make_producer(0), b"", WAIT_SECONDS)
+        for each in (client, far):
+            with pytest.raises(RendezvousProtocolError):
+                each.fail("1", "why")  # type: ignore[arg-type]
+        for each in (client, far):
+            assert each.job(WAIT_SECONDS).num_producers == 1
+            with pytest.raises(RendezvousTimeoutError, match=r"waited 0\.05 s"):
+                each.begin(0, 1, 0.05)
 
 
 @pytest.mark.parametrize("connect", [over_tcp, LocalHost.connect])

@@ -12,9 +12,9 @@ __all__ = ["collector_paused"]
 
 @contextmanager
 def collector_paused() -> Generator[None]:
-    """Leaves it as it was found."""
-    was_enabled = gc.isenabled()
-    gc.disable()
+    """Leaves it as it was found, also where several threads pause it at once."""
+    if was_enabled := gc.isenabled():  # who finds it off leaves it to whoever turned it off
+        gc.disable()
     try:
         yield
     finally:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from operator import attrgetter, itemgetter, methodcaller
+from operator import attrgetter, methodcaller
 from typing import TypeVar
 
 import torch
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 _PART = 1024  # modules or tensors that are looked at before others run: about a millisecond
 _PAUSE_SECONDS = 2e-5  # long enough for a thread that waits to be woken; none at all is not
 
-_tables_of = itemgetter("_parameters", "_buffers", "_modules")
+_tables_of = attrgetter("_parameters", "_buffers", "_modules")
 _values = methodcaller("values")
 _LAYOUT = (
     torch.Tensor.data_ptr,
@@ -61,7 +61,7 @@ class ModuleSnapshot:
         """Of the modules as they were: where it is equal, there are no others."""
         found: list[object] = []
         for modules in _parts(self._modules):
-            tables = list(chain.from_iterable(map(_tables_of, map(vars, modules))))
+            tables = list(chain.from_iterable(map(_tables_of, modules)))
             found += map(len, tables)
             filled = list(filter(None, tables))  # of most modules two are empty
             found += chain.from_iterable(filled)

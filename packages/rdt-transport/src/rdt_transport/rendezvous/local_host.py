@@ -45,7 +45,7 @@ class LocalHost:
         RendezvousAddress(host, port or 1, job, token)  # refuses before anything is started
         server = RendezvousServer(job, token, settings)
         self._settings = settings
-        self._state = server.state
+        self._server = server
         started: Future[int] = Future()
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
@@ -97,7 +97,9 @@ class LocalHost:
         return RendezvousClient(
             self.address,
             on_event=on_event,
-            connect=lambda listen: LocalLink(self.address, listen, self._state, lease_seconds),
+            connect=lambda listen: LocalLink(
+                self.address, listen, self._server, self._loop.call_soon_threadsafe, lease_seconds
+            ),
         )
 
     def close(self) -> None:

@@ -136,8 +136,8 @@ class SealedOffer(NamedTuple):
         consumer, *labels, text = self
         try:
             ring = json.loads(text)
-            if not isinstance(ring, dict) or ring.keys() != _RING:
-                raise RendezvousProtocolError(f"malformed offer: expected {sorted(_RING)}")
+            if not isinstance(ring, dict) or sorted(ring) != _RING:
+                raise RendezvousProtocolError(f"malformed offer: expected {_RING}")
             said = dict(zip(_LABELS, [[consumer.replica, consumer.worker], *labels], strict=True))
             return Offer.from_json(ring | said)
         except (ValueError, RecursionError, RdtPlanError) as error:
@@ -145,7 +145,7 @@ class SealedOffer(NamedTuple):
 
 
 _LABELS = SealedOffer._fields[:-1]
-_RING = {field.name for field in fields(Offer)} - set(_LABELS)
+_RING = sorted({field.name for field in fields(Offer)} - set(_LABELS))  # one spelling everywhere
 
 
 def offers_form(offers: Iterable[SealedOffer]) -> list[Any]:

@@ -1,18 +1,19 @@
 """The rendezvous as a TCP service: the thin asyncio driver of `JobState`.
 
-Clients of the same process ask without a socket, and without the event loop (`LocalLink`).
+Clients of the same process ask without a socket (`LocalLink`).
 """
 
 import asyncio
 import logging
 import uuid
+from collections.abc import Callable
+from itertools import count
 from math import inf
 from typing import Any
 
 from rdt_plan.records import JobRecord
 from rdt_transport.errors import RdtTransportError, RendezvousLostError, RendezvousProtocolError
-from rdt_transport.rendezvous._shared_state import SharedState
-from rdt_transport.rendezvous.effects import Answer, Disconnect, Push, Refusal
+from rdt_transport.rendezvous.effects import Answer, Disconnect, Effect, Push, Refusal
 from rdt_transport.rendezvous.events import Announced
 from rdt_transport.rendezvous.messages import (
     AnnouncementWriter,
@@ -58,7 +59,9 @@ class RendezvousServer:
         self._job = job
         self._token = token
         self._settings = settings
-        self.state = SharedState(JobState(job, settings, lambda: uuid.uuid4().hex))
+        self._state = JobState(job, settings, lambda: uuid.uuid4().hex)
+        self._numbers = count(1)
+        self._parties: dict[int, Callable[[Effect], None]] = {}  # clients of this process
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._open: set[asyncio.StreamWriter] = set()  # also those that have not proved the token
         self._announcement = AnnouncementWriter()
@@ -71,15 +74,15 @@ class RendezvousServer:
 
     async def start(self, host: str, port: int = 0) -> int:
         """Listen on ``host``; returns the port. Raises `OSError` when it cannot be bound."""
-        loop = asyncio.get_running_loop()
-        self.state.wake = lambda: loop.call_soon_threadsafe(self._catch_up)
         self._server = await asyncio.start_server(self._accept, host, port)
         return self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
         """Stop listening and close every connection; clients see it at once."""
         self._closed = True
-        self.state.close()
+        for client, deliver in self._parties.items():
+            deliver(Disconnect(client, "it is closed"))
+        self._parties.clear()
         if self._server is not None:
             self._server.close()
         if self._timer is not None:
@@ -133,13 +136,14 @@ class RendezvousServer:
             _logger.warning("refused a client of job %s: %s", self._job, error)
             writer.write(encode_frame(refusal(error)))
             return
-        client = self.state.connected()
+        client = next(self._numbers)
         self._writers[client] = writer
+        self._state.connected(client, self._now())
         self._arm()
         reason = "its connection closed"
         try:
             while True:
-                frame = await read_frame(reader, heard=lambda: self.state.heard(client))
+                frame = await read_frame(reader, heard=lambda: self._heard(client))
                 self._receive(client, frame)
         except RendezvousProtocolError as error:
             reason = f"it broke the protocol: {error}"
@@ -148,8 +152,7 @@ class RendezvousServer:
             pass
         finally:
             self._writers.pop(client, None)
-            self.state.lost(client, reason)
-            self._send_out()
+            self._perform(self._state.lost(client, reason, self._now()))
 
     def _receive(self, client: int, frame: Frame) -> None:
         match frame:
@@ -163,12 +166,35 @@ class RendezvousServer:
                 except RendezvousProtocolError as error:
                     self._send(client, refusal(error, call))
                     return
-                if self.state.request(client, call, request, timeout):
-                    self._send_out()
-                else:  # it waits, perhaps for less than all that is waited for
-                    self._arm()
+                self._ask(client, call, request, timeout)
             case _:
                 raise RendezvousProtocolError(f"unknown frame {frame['kind']!r:.80}")
+
+    def _ask(self, client: int, call: int, request: Request, timeout_seconds: float) -> None:
+        effects = self._state.request(client, call, request, timeout_seconds, self._now())
+        self._perform(effects)
+        if not effects:  # it waits, perhaps for less than all that is waited for
+            self._arm()
+
+    # ---- clients of this process: a `Service` ------------------------------------------------
+
+    def join(self, deliver: Callable[[Effect], None]) -> int:
+        if self._closed:
+            raise RendezvousLostError("the rendezvous of this process is closed")
+        client = next(self._numbers)
+        self._parties[client] = deliver
+        self._state.connected(client, self._now(), is_leased=False)
+        return client
+
+    def ask(self, client: int, call: int, request: Request, timeout_seconds: float) -> None:
+        if client in self._parties:
+            self._ask(client, call, request, timeout_seconds)
+
+    def part(self, client: int, reason: str) -> None:
+        if self._parties.pop(client, None) is not None:
+            self._perform(self._state.lost(client, reason, self._now()))
+
+    # ---- what goes out -----------------------------------------------------------------------
 
     def _send(self, client: int, frame: Frame, text: str | None = None) -> None:
         """``text``: the frame's JSON, if it is there already."""
@@ -201,14 +227,14 @@ class RendezvousServer:
         for client, frames in announced.items():
             self._write(client, b"".join(frames))
 
-    def _catch_up(self) -> None:
-        """What another thread left to the loop."""
-        self._send_out()
-        self._arm()
-
-    def _send_out(self) -> None:
-        while self.state.outbox:
-            match self.state.outbox.popleft():
+    def _perform(self, effects: list[Effect]) -> None:
+        if self._closed:
+            return  # that everybody is cut off now is no news of anybody's death
+        for effect in effects:
+            if (deliver := self._parties.get(effect.client)) is not None:
+                deliver(effect)
+                continue
+            match effect:
                 case Answer(client, call, request, value):
                     self._answer(client, call, request, value)
                 case Refusal(client, call, error):
@@ -237,19 +263,28 @@ class RendezvousServer:
 
     # ---- time --------------------------------------------------------------------------------
 
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _heard(self, client: int) -> None:
+        self._state.heard(client, self._now())
+
     def _arm(self) -> None:
         """Have `_tick` called at the next deadline, or earlier: leases only grow."""
-        deadline = self.state.next_deadline()
-        if deadline == inf or (self._timer is not None and self._timer.when() <= deadline):
+        deadline = self._state.next_deadline()
+        if self._closed or deadline == inf:
             return
         if self._timer is not None:
+            if self._timer.when() <= deadline:
+                return
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_at(deadline, self._tick)
 
     def _tick(self) -> None:
         assert self._timer is not None
-        late_seconds = asyncio.get_running_loop().time() - self._timer.when()
+        late_seconds = self._now() - self._timer.when()
         self._timer = None
-        stalled = late_seconds > self._settings.lease_seconds / 10
-        self.state.tick(late_seconds if stalled else 0.0)
-        self._catch_up()
+        if late_seconds > self._settings.lease_seconds / 10:
+            self._state.stalled(late_seconds)
+        self._perform(self._state.tick(self._now()))
+        self._arm()

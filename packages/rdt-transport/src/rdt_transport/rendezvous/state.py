@@ -72,7 +72,7 @@ class JobState:
     def heard(self, client: int, now: float) -> None:
         """A sign of life: the client's lease starts anew."""
         if client in self._leases:
-            self._leases[client] = now + self._lease_seconds
+            self.connected(client, now)
 
     def request(
         self, client: int, call: int, request: Request, timeout_seconds: float, now: float
@@ -131,11 +131,13 @@ class JobState:
             if isinstance(value, Missing):
                 if wait.deadline > now:
                     return False
-                raise RendezvousTimeoutError(
-                    f"{wait.request} waited {wait.timeout_seconds:g} s: {value.what()}"
-                )
+                waited = f"{wait.request} waited {wait.timeout_seconds:g} s: {value.what()}"
+                raise RendezvousTimeoutError(waited)
         except RdtTransportError as error:
             self._effects.append(Refusal(wait.client, wait.call, error))
+        except Exception:  # a mistake of ours must not come back with every change from now on
+            self._waits.remove(wait)
+            raise
         else:
             self._effects.append(Answer(wait.client, wait.call, wait.request, value))
         self._waits.remove(wait)
@@ -257,8 +259,6 @@ class JobState:
                 self._effects.append(Push(client, Announced(visible)))
         elif event is not None:
             self._effects += [Push(client, event) for client in self._leases]
-
-    # ---- epochs ------------------------------------------------------------------------------
 
     def _begin(self, rank: int, epoch: int) -> EpochRecord | Missing:
         roster, ledger = self._roster, self._ledger
