@@ -86,7 +86,7 @@ class LocalLink(Link):
         self._event_thread.start()
 
     def _send(self, number: int, request: Request, timeout_seconds: float) -> None:
-        # Spelled and read as over TCP, so that it is refused for what it would be refused for there.
+        # Spelled and read as over TCP, so that it is refused for what would be refused there.
         asked = decode_request(json.loads(json.dumps(encode_message(request))))
         ask = lambda: self._service.ask(self._client, number, asked, timeout_seconds)  # noqa: E731
         if not self._run(ask):
