@@ -23,22 +23,9 @@ from rdt_trainer import (
 from rdt_trainer.testing import TorchEngineClient
 from rdt_transport.rendezvous import host_local
 from rdt_transport.wire.base import Wire
-from rdt_transport.wire.inprocess import InProcessFabric, InProcessWire
-from rdt_transport.wire.nixl import NixlWire
 
 NEVER_SECONDS = 300.0  # of waits that must end before; a test that needs them has failed
 MakeWire = Callable[[str], Wire]
-
-
-@pytest.fixture
-def inprocess() -> MakeWire:
-    fabric = InProcessFabric()
-    return lambda role: InProcessWire(fabric, role)
-
-
-@pytest.fixture(params=["inprocess", "nixl"])
-def make_wire(request: pytest.FixtureRequest, inprocess: MakeWire) -> MakeWire:
-    return NixlWire if request.param == "nixl" else inprocess
 
 
 @pytest.fixture(autouse=True)

@@ -24,21 +24,9 @@ from rdt_transport.producer import Producer
 from rdt_transport.rendezvous import EpochOutcome, RendezvousClient
 from rdt_transport.stable_sources import StableSources
 from rdt_transport.wire.base import Wire
-from rdt_transport.wire.inprocess import InProcessFabric, InProcessWire
 from rdt_transport.wire.nixl import NixlWire
 
 MakeWire = Callable[[str], Wire]
-
-
-@pytest.fixture
-def inprocess() -> MakeWire:
-    fabric = InProcessFabric()
-    return lambda role: InProcessWire(fabric, role)
-
-
-@pytest.fixture(params=["inprocess", "nixl"])
-def make_wire(request: pytest.FixtureRequest, inprocess: MakeWire) -> MakeWire:
-    return NixlWire if request.param == "nixl" else inprocess
 
 
 class Model(nn.Module):

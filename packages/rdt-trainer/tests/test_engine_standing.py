@@ -13,23 +13,10 @@ from rdt_trainer import JobSettings, ModuleSource, RdtTrainer, SourceError, Sync
 from rdt_trainer.testing import TorchEngineClient
 from rdt_transport.rendezvous import host_local
 from rdt_transport.wire.base import Wire
-from rdt_transport.wire.inprocess import InProcessFabric, InProcessWire
-from rdt_transport.wire.nixl import NixlWire
 
 MakeWire = Callable[[str], Wire]
 WAIT_SECONDS = 20.0
 PATIENCE_SECONDS = 0.5  # of a rank that is asked, in which others would commit if they could
-
-
-@pytest.fixture
-def inprocess() -> MakeWire:
-    fabric = InProcessFabric()
-    return lambda role: InProcessWire(fabric, role)
-
-
-@pytest.fixture(params=["inprocess", "nixl"])
-def make_wire(request: pytest.FixtureRequest, inprocess: MakeWire) -> MakeWire:
-    return NixlWire if request.param == "nixl" else inprocess
 
 
 class Asked(ModuleSource):

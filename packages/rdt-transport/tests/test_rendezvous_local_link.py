@@ -21,10 +21,14 @@ from rdt_transport.errors import (
 from rdt_transport.rendezvous import (
     ConnectionLost,
     EpochFailed,
+    JobSettings,
     LocalHost,
     RendezvousClient,
     Subscribed,
 )
+from rdt_transport.rendezvous.effects import Refusal
+from rdt_transport.rendezvous.requests import Begin, Fail
+from rdt_transport.rendezvous.state import JobState
 from rdt_transport.testing.job_records import make_offer, make_producer, make_subscription
 from rdt_transport.testing.rendezvous_peers import WAIT_SECONDS, Events, make_host
 
@@ -142,6 +146,19 @@ def test_a_question_of_wrong_types_is_refused_alone(host: LocalHost) -> None:
             assert each.job(WAIT_SECONDS).num_producers == 1
             with pytest.raises(RendezvousTimeoutError, match=r"waited 0\.05 s"):
                 each.begin(0, 1, 0.05)
+
+
+def test_a_mistake_of_the_state_concerns_the_question_that_met_it() -> None:
+    """It does not come back with every later change, as a question that stays would have it do."""
+    state = JobState("job", JobSettings(1), lambda: "ab" * 16)
+    state.connected(1, 0.0)
+    with pytest.raises(TypeError):
+        state.request(1, 1, Fail("1", "why"), 5.0, 0.0)  # type: ignore[arg-type]
+
+    (refusal,) = state.request(1, 2, Begin(0, 1), 0.0, 1.0)
+
+    assert isinstance(refusal, Refusal) and refusal.call == 2
+    assert state.tick(2.0) == []
 
 
 @pytest.mark.parametrize("connect", [over_tcp, LocalHost.connect])
