@@ -238,6 +238,9 @@ def test_vllms_http_client_becomes_ours() -> None:
     assert type(client) is HttpClient
     assert (client.name, client.num_workers, client._timeout_seconds) == ("http://h:1", 4, 7)
     client.close()
+    (patient,) = converted(stock.HTTPVLLMWeightSyncClient("http://h:1/", timeout=None))
+    assert patient._timeout_seconds == vllm_api.RdtTrainerInitInfo.stall_timeout_s
+    patient.close()
     (other,) = converted(SignedClient("http://h:1/"))
     assert type(other) is FourCallsClient
     assert (other.name, other.num_workers) == ("http://h:1", 0)
@@ -246,9 +249,9 @@ def test_vllms_http_client_becomes_ours() -> None:
 def test_vllms_ray_client_becomes_ours() -> None:
     handles = [Handle(), Handle()]
     client = stock.RayVLLMWeightSyncClient(handles)
-    (one,) = converted(client, num_consumers=4)
+    (one,) = converted(client, num_consumers=4, stall_timeout_s=7.0)
     assert type(one) is RayClient
-    assert (one._handles, one.num_workers) == (handles, 4)
+    assert (one._handles, one.num_workers, one._timeout_seconds) == (handles, 4, 7.0)
     each = converted(client, num_consumers=4, workers_per_replica=2)
     assert [(type(c), c._handles, c.num_workers) for c in each] == [
         (RayClient, [handle], 2) for handle in handles

@@ -140,6 +140,13 @@ def test_cache_that_could_not_be_reset_is_an_error(server):
         client.reset_prefix_cache()
 
 
+def test_a_client_that_is_closed_says_so():
+    client = HttpClient("http://localhost")
+    client.close()
+    with pytest.raises(ClientError, match=r"/start_weight_update: this client is closed"):
+        client.start()
+
+
 def test_silence_of_the_server_has_a_deadline(server):
     server.may_answer.clear()
     with HttpClient(server.url, timeout_seconds=0.2) as client:

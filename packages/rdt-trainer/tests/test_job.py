@@ -18,7 +18,9 @@ from rdt_trainer import (
     SyncFailedError,
     TrainerStateError,
 )
+from rdt_trainer.control import Control
 from rdt_trainer.testing import TorchEngineClient
+from rdt_transport.rendezvous import JobSettings
 from rdt_transport.wire.base import Wire
 from rdt_transport.wire.inprocess import InProcessFabric, InProcessWire
 
@@ -63,9 +65,15 @@ class Deployment(TorchEngineClient):
         self._wait("finish")
         super().finish(weight_version)
 
+    def drop(self, worker: int, reason: str) -> None:
+        """Say that a worker failed, as workers do."""
+        consumer = self._consumers[worker]
+        name, incarnation = consumer.plan.consumer, consumer.incarnation.hex()
+        self._clients[worker].drop(name, incarnation, reason, epoch=self._epoch)
+
     def _wait(self, call: str) -> None:
         if self.waits_in == call and self._release is not None:
-            self._release.wait(60)
+            self._release.wait()
 
 
 def trainer(client, make_wire, timeout_seconds=20.0) -> RdtTrainer:
@@ -112,6 +120,21 @@ def test_a_negative_number_of_workers_is_refused():
         RdtTrainer(object(), LocalClient(object(), num_workers=-1))
 
 
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan"), None])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **options: RdtTrainer(object(), **options, rank=1, settings=JobSettings(2)),
+        lambda **options: HttpClient("http://localhost", **options),
+        lambda **options: LocalClient(object(), **options),
+        lambda **options: RayClient(object(), **options),
+    ],
+)
+def test_a_deadline_that_never_comes_or_has_passed_is_refused(make, seconds):
+    with pytest.raises(SettingsError, match=rf"timeout_seconds is {seconds}: expected"):
+        make(timeout_seconds=seconds)
+
+
 def test_workers_that_are_missing_are_counted(make_wire):
     client = Deployment(make_wire, num_workers=2)
     client.num_workers = 3
@@ -120,38 +143,58 @@ def test_workers_that_are_missing_are_counted(make_wire):
             rdt.init()
 
 
+def shorten(monkeypatch: pytest.MonkeyPatch, wait: str, at: int) -> None:
+    """Have that wait of every `Control` end soon: no other, which would be missed at times."""
+    method = getattr(Control, wait)
+
+    def soon(*arguments):
+        return method(*arguments[:at], 0.1, *arguments[at + 1 :])
+
+    monkeypatch.setattr(Control, wait, soon)
+
+
 def test_a_server_that_does_not_attach_in_time_is_named(make_wire, release, monkeypatch):
     monkeypatch.setattr("rdt_trainer.job.DETACH_TIMEOUT_SECONDS", 0.1)
+    shorten(monkeypatch, "init", 2)
     client = Deployment(make_wire, release)
     client.waits_in = "init"
-    with trainer(client, make_wire, timeout_seconds=0.2) as rdt:
-        with pytest.raises(ClientError, match=r"0\.2 seconds for .* init\(\) on replica 0 \(torch"):
+    with trainer(client, make_wire) as rdt:
+        with pytest.raises(ClientError, match=r"0\.1 seconds for .* init\(\) on replica 0 \(torch"):
             rdt.init()
 
 
+class FailsAndHangs(Deployment):
+    """Its replica is dropped from a ``finish`` that does not end."""
+
+    def _wait(self, call: str) -> None:
+        if self.waits_in == call == "finish":
+            self.drop(0, "it hangs")
+        super()._wait(call)
+
+
 @pytest.mark.parametrize("use", [RdtTrainer.attach, RdtTrainer.send_weights])
-def test_a_client_is_never_in_two_calls(make_wire, release, use):
-    client = Deployment(make_wire, release)
-    with trainer(client, make_wire, timeout_seconds=0.3) as rdt:
+def test_a_client_is_never_in_two_calls(make_wire, release, monkeypatch, use):
+    client = FailsAndHangs(make_wire, release)
+    with trainer(client, make_wire) as rdt:
         rdt.init()
         client.waits_in = "finish"
-        with pytest.raises(SyncFailedError):
+        with pytest.raises(SyncFailedError, match="it hangs"):
             rdt.send_weights()
         calls = list(client.calls)
-        with pytest.raises(TrainerStateError, match=r"replica 0 \(torch engine\): an earlier call"):
-            use(rdt)
+        with monkeypatch.context() as patch:
+            shorten(patch, "wait", 1)
+            with pytest.raises(TrainerStateError, match=r"0 \(torch engine\): an earlier call"):
+                use(rdt)
         assert client.calls == calls
         client.waits_in = ""
         release.set()
-        assert rdt._job is not None and rdt._job.control is not None
-        assert rdt._job.control.wait(30)
         use(rdt)
 
 
 # ---- what breaks between two calls needs no clean-up ---------------------------------------------
 
 
-class OneWorkerFails(TorchEngineClient):
+class OneWorkerFails(Deployment):
     """Worker 1's update or finish fails once, while worker 0's succeeds."""
 
     fails = ""
@@ -164,9 +207,7 @@ class OneWorkerFails(TorchEngineClient):
         try:
             self._fail("finish", worker)
         except ZeroDivisionError as error:
-            consumer = self._consumers[worker]  # as workers do
-            name, incarnation = consumer.plan.consumer, consumer.incarnation.hex()
-            self._clients[worker].drop(name, incarnation, str(error), epoch=self._epoch)
+            self.drop(worker, str(error))
             raise
         super()._finish(worker)
 

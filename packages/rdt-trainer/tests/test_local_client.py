@@ -1,3 +1,6 @@
+import threading
+from collections.abc import Iterator
+
 import pytest
 
 from rdt_trainer.errors import ClientError
@@ -74,3 +77,74 @@ def test_held_cache_is_an_error():
 def test_missing_method_names_what_was_expected():
     with pytest.raises(ClientError, match=r"Llm has no shutdown_weight.*vllm\.LLM 0\.29"):
         LocalClient(Llm()).shutdown()
+
+
+class Hanging(Llm):
+    """Waits for an answer that nobody will give, as vLLM does of an engine core that was killed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.release = threading.Event()
+
+    def update_weights(self, request):
+        self.release.wait()
+        super().update_weights(request)
+
+    def sleep(self, level=1, mode="abort"):
+        self.release.wait()
+        super().sleep(level, mode)
+
+    def reset_prefix_cache(self):
+        self.release.wait()
+        return super().reset_prefix_cache()
+
+
+@pytest.fixture
+def hanging() -> Iterator[Hanging]:
+    engine = Hanging()
+    yield engine
+    engine.release.set()
+
+
+CALLS = {
+    "update_weights": lambda client: client.update({"epoch": 1}),
+    "sleep": lambda client: client.pause(),
+    "reset_prefix_cache": lambda client: client.reset_prefix_cache(),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_that_never_returns_is_given_up_and_named(hanging, name):
+    client = LocalClient(hanging, timeout_seconds=0.05)
+    with pytest.raises(ClientError, match=rf"^Hanging\.{name}: no answer within 0\.05 seconds; .*"):
+        CALLS[name](client)
+
+
+def test_an_engine_is_never_in_two_calls(hanging):
+    client = LocalClient(hanging, timeout_seconds=0.05)
+    with pytest.raises(ClientError, match="no answer"):
+        client.update({"epoch": 1})
+    with pytest.raises(ClientError, match=r"Hanging\.wake_up: update_weights has not returned"):
+        client.resume()
+    assert hanging.calls == []
+    hanging.release.set()
+    client._last[1].result()
+    assert hanging.calls == [("update", {"epoch": 1})]
+
+
+def test_calls_go_on_once_the_late_one_has_returned(hanging):
+    client = LocalClient(hanging, timeout_seconds=0.05)
+    with pytest.raises(ClientError, match="no answer"):
+        client.update({"epoch": 1})
+    hanging.release.set()
+    client._last[1].result()
+    client.resume()
+    assert hanging.calls == [("update", {"epoch": 1}), ("wake_up", ["scheduling"])]
+
+
+def test_no_thread_is_left_behind():
+    client = LocalClient(Llm())
+    client.start()
+    for thread in threading.enumerate():
+        if thread.name == "rdt-Llm":
+            thread.join()  # for ever, else

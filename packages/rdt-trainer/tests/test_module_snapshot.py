@@ -20,6 +20,8 @@ class Model(nn.Module):
         self.one = nn.Parameter(torch.ones(1))
         self.register_buffer("count", torch.zeros(2), persistent=False)
         self.tied = self.layers[0]
+        self.norm = nn.Module()
+        self.norm.register_buffer("mean", torch.zeros(2))
 
 
 def snapshot(model: nn.Module) -> ModuleSnapshot:
@@ -77,6 +79,9 @@ def with_data(data: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Model],
         lambda model: model._modules.update(bound=model._modules.pop("tied")),
         lambda model: setattr(model, "tied", model.layers[1]),
         lambda model: model.layers.__setitem__(2, nn.Linear(3, 3)),
+        lambda model: model._non_persistent_buffers_set.clear(),
+        lambda model: model.layers[1].register_buffer("more", torch.zeros(2)),
+        lambda model: model.norm._non_persistent_buffers_set.add("mean"),
         replaced_table,
         swapped_names,
         with_data(torch.clone),

@@ -178,6 +178,17 @@ def test_a_parameter_that_is_new_is_noticed_before_anything_is_yielded():
         source.stable_tensors()
 
 
+@pytest.mark.parametrize(("persistent", "problem"), [(True, "no longer in"), (False, "new in")])
+def test_a_buffer_that_becomes_persistent_or_ceases_to_be_is_noticed(persistent, problem):
+    model = nn.Sequential(nn.Linear(2, 2))
+    model[0].register_buffer("count", torch.zeros(2), persistent=persistent)
+    source = ModuleSource(model, persistent_buffers=True)
+    assert ("0.count" in source.stable_tensors()) == persistent
+    model[0].register_buffer("count", model[0].count, persistent=not persistent)
+    with pytest.raises(SourceError, match=rf"0\.count is {problem} the module"):
+        source.stable_tensors()
+
+
 def test_stable_tensors_are_others_once_a_parameter_is():
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(3, 2))
     source = ModuleSource(model)

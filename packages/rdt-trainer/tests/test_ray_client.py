@@ -30,6 +30,8 @@ class Engine:
             import asyncio
 
             await asyncio.sleep(60)
+        if weight_version == "late":
+            raise ray.exceptions.GetTimeoutError("a worker hangs")
         self.calls.append(("finish", weight_version))
 
     async def reset_prefix_cache(self, reset_running_requests=False, reset_connector=False):
@@ -231,6 +233,26 @@ def test_call_has_a_deadline(actors):
     client = RayClient(actors(Generator), timeout_seconds=0.5)
     with pytest.raises(ClientError, match=r"no answer within 0\.5 seconds"):
         client.finish("never")
+
+
+def test_a_deadline_of_the_actors_own_is_told_as_its_own(actors):
+    client = RayClient(actors(Generator), timeout_seconds=60)
+    with pytest.raises(ClientError, match=r"finish_weight_update: GetTimeoutError: a worker hangs"):
+        client.finish("late")
+
+
+class Lost:
+    """A handle whose cluster is gone."""
+
+    class finish_weight_update:
+        @staticmethod
+        def remote(version):
+            raise ConnectionError("the cluster is gone")
+
+
+def test_a_call_that_cannot_be_made_is_a_client_error():
+    with pytest.raises(ClientError, match=r"finish_weight_update: ConnectionError: the cluster is"):
+        RayClient(Lost()).finish("1")
 
 
 def test_held_cache_is_an_error(actors):

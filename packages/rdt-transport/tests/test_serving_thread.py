@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from rdt_transport.errors import SyncTimeoutError
+from rdt_transport.errors import RendezvousLostError, SyncTimeoutError
 from rdt_transport.serving_thread import ServingThread
 
 WAIT_SECONDS = 20.0
@@ -70,6 +70,22 @@ def test_a_job_that_fails_is_handed_on_and_the_next_one_runs():
     thread.close(WAIT_SECONDS)
 
     assert seen == [error, "next"]
+
+
+@pytest.mark.parametrize("run", [ServingThread.run, ServingThread.run_when_quiet])
+@pytest.mark.parametrize("error", [RendezvousLostError("it left"), ValueError("ours")])
+def test_only_a_failure_that_is_nobodys_in_particular_is_logged_with_its_place(caplog, run, error):
+    thread = ServingThread("rdt-serve-test", on_error=lambda error: None)
+    thread.start()
+
+    def fail():
+        raise error
+
+    run(thread, fail)
+    thread.close(WAIT_SECONDS)
+
+    assert f"failed: {error}" in caplog.text
+    assert ("Traceback" in caplog.text) == isinstance(error, ValueError)
 
 
 def test_a_queued_job_for_quiet_waits_when_an_epoch_opens_before_it():

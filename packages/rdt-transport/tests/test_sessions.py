@@ -16,7 +16,13 @@ from rdt_transport.errors import (
     SyncTimeoutError,
     TornError,
 )
-from rdt_transport.rendezvous import ConsumerDropped, EpochFailed, JobSettings
+from rdt_transport.rendezvous import (
+    ConnectionLost,
+    ConsumerDropped,
+    ConsumerLeft,
+    EpochFailed,
+    JobSettings,
+)
 from rdt_transport.testing.fleet import Fleet
 from rdt_transport.testing.sample_job import draw, expect_exact, in_process, model, open_fleet
 from rdt_transport.testing.wire_pair import MakeWire
@@ -42,6 +48,23 @@ def test_several_epochs_are_exact_each(make_wire: MakeWire) -> None:
             expect_exact(fleet, weights)
             stats = fleet.consumers[0].wait(1.0)
             assert (stats.epoch, stats.bytes_pulled) == (seed, fleet.consumers[0].plan.bytes_pulled)
+
+
+def test_what_is_told_after_the_end_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    manifest = model()
+    with fleet_of(in_process(), manifest, JobSettings(1, max_chunk_bytes=64)) as fleet:
+        fleet.sync(draw(manifest, 1))
+    consumer, (producer,) = fleet.consumers[0], fleet.producers
+    gone = consumer.plan.consumer, consumer.incarnation.hex()
+    for event in (
+        EpochFailed(1, "late"),
+        ConsumerDropped(*gone, "late"),
+        ConsumerLeft(*gone),
+        ConnectionLost("it was closed"),
+    ):
+        producer.on_event(event)
+        consumer.on_event(event)
+    assert caplog.text == ""
 
 
 class LatestFirst(InProcessWire):

@@ -1,7 +1,7 @@
 """Every error of this package, under one root that users can catch."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rdt_bake.recording import Uncovered
@@ -90,3 +90,6 @@ class CoverageError(RdtBakeError):
     def __init__(self, message: str, uncovered: Sequence["Uncovered"]) -> None:
         super().__init__(message)
         self.uncovered = tuple(uncovered)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.uncovered), vars(self)

@@ -8,7 +8,16 @@ from rdt_transport.errors import WireError
 from rdt_transport.rendezvous import JobSettings
 from rdt_transport.wire.choice import WireChoice
 
-__all__ = ["check_arguments", "check_client", "checked_wire", "listed"]
+__all__ = [
+    "MAX_SECONDS",
+    "check_arguments",
+    "check_client",
+    "checked_seconds",
+    "checked_wire",
+    "listed",
+]
+
+MAX_SECONDS = 7 * 86400.0  # what waits can be given; infinite ones cannot
 
 
 def listed(client: Client | Sequence[Client] | None) -> list[Client]:
@@ -18,8 +27,11 @@ def listed(client: Client | Sequence[Client] | None) -> list[Client]:
     return list(client) if isinstance(client, Sequence) else [client]
 
 
-def check_arguments(rank: int, clients: Sequence[Client], settings: JobSettings) -> None:
-    """Raises `SettingsError` where they contradict each other."""
+def check_arguments(
+    rank: int, clients: Sequence[Client], settings: JobSettings, timeout_seconds: float
+) -> None:
+    """Raises `SettingsError` where they contradict each other, or waits would have no end."""
+    checked_seconds("timeout_seconds", timeout_seconds)
     if not 0 <= rank < settings.num_producers:
         raise SettingsError(
             f"rank {rank} is not among the {settings.num_producers} producers: expected 0 to "
@@ -56,3 +68,13 @@ def checked_wire(name: str) -> WireChoice:
         return WireChoice.parse(name)
     except WireError as error:
         raise SettingsError(f"the argument wire=: {error}") from error
+
+
+def checked_seconds(name: str, seconds: float) -> float:
+    """Raises `SettingsError` where no wait can be that long: every one has an end."""
+    if not isinstance(seconds, int | float) or not 0 < seconds <= MAX_SECONDS:
+        raise SettingsError(
+            f"{name} is {seconds}: expected seconds, more than 0 and no more than "
+            f"{MAX_SECONDS:g}, as every wait ends"
+        )
+    return seconds

@@ -4,8 +4,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
+from typing import Any, TypeVar
 
 __all__ = ["CallThread"]
+
+_T = TypeVar("_T")
 
 
 class CallThread:
@@ -16,13 +19,13 @@ class CallThread:
     """
 
     def __init__(self, name: str) -> None:
-        self._calls: SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, call: Callable[[], None]) -> Future[None]:
+    def submit(self, call: Callable[[], _T]) -> Future[_T]:
         """Make a call after those that were submitted before; not after `close`."""
-        future: Future[None] = Future()
+        future: Future[_T] = Future()
         self._calls.put((call, future))
         return future
 
@@ -38,8 +41,7 @@ class CallThread:
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                call()
+                future.set_result(call())
             except BaseException as error:
                 future.set_exception(error)
-            else:
-                future.set_result(None)
+            del item, call, future  # nor what they refer to, while there is nothing to do

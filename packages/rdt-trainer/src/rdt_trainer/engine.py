@@ -87,7 +87,7 @@ class RdtTrainer:
     ) -> None:
         clients = listed(client)
         self._settings = settings or JobSettings(num_producers=1, num_replicas=len(clients) or 1)
-        check_arguments(rank, clients, self._settings)
+        check_arguments(rank, clients, self._settings, timeout_seconds)
         self._rank = rank
         self._clients = clients
         self._source = source

@@ -1,5 +1,7 @@
 """Every error of this package, under one root that users can catch."""
 
+from typing import Any
+
 __all__ = [
     "ClientError",
     "RankFailedError",
@@ -12,7 +14,15 @@ __all__ = [
 
 
 class RdtTrainerError(Exception):
-    """Root of the errors of ``rdt_trainer``."""
+    """Root of the errors of ``rdt_trainer``; each can be pickled, as Ray and processes carry it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made_again, (type(self), *self.args), vars(self)
+
+
+def _made_again(kind: type[RdtTrainerError], *args: object) -> RdtTrainerError:
+    """Without ``__init__``, which many want more for than the message."""
+    return kind.__new__(kind, *args)
 
 
 class SettingsError(RdtTrainerError):

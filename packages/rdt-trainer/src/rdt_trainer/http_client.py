@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import httpx
 
+from rdt_trainer.arguments import checked_seconds
 from rdt_trainer.client import PauseMode
 from rdt_trainer.errors import ClientError, SettingsError
 
@@ -28,7 +29,7 @@ class HttpClient:
     The server is asked directly, whatever proxy the environment names: its workers and this process
     reach each other without one, and the job's token is nobody else's.
 
-    Raises `SettingsError` for a URL that is none.
+    Raises `SettingsError` for a URL that is none, and for no time.
     """
 
     def __init__(
@@ -42,8 +43,10 @@ class HttpClient:
     ) -> None:
         self.name = base_url.rstrip("/")
         self.num_workers = num_workers
-        self._timeout_seconds = timeout_seconds
-        self._connect_timeout_seconds = connect_timeout_seconds
+        self._timeout_seconds = checked_seconds("timeout_seconds", timeout_seconds)
+        self._connect_timeout_seconds = checked_seconds(
+            "connect_timeout_seconds", connect_timeout_seconds
+        )
         try:
             self._http = httpx.Client(
                 base_url=self.name,
@@ -112,6 +115,10 @@ class HttpClient:
         self, method: str, route: str, body: Any = None, params: Mapping[str, str] | None = None
     ) -> Any:
         where = f"{method} {self.name}{route}"
+        if self._http.is_closed:
+            raise ClientError(
+                f"{where}: this client is closed: make a new one", server_text="closed"
+            )
         try:
             response = self._http.request(method, route, json=body, params=params)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:

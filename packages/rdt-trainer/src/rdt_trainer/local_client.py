@@ -1,30 +1,40 @@
 """A client of an engine that lives in this process."""
 
 from collections.abc import Mapping
+from concurrent.futures import Future, wait
 from typing import Any
 
+from rdt_trainer.arguments import checked_seconds
+from rdt_trainer.call_thread import CallThread
 from rdt_trainer.client import PauseMode
 from rdt_trainer.errors import ClientError
 
 __all__ = ["LocalClient"]
 
+_REMEDY = "look for an engine core that died in its log, and make the engine and its client anew"
+
 
 class LocalClient:
     """Drives an object with the methods of ``vllm.LLM``.
 
-    A call cannot be interrupted. `RdtTrainer` makes its calls on threads of its own and waits for
-    each no longer than its ``timeout_seconds``; ``pause``, ``resume`` and ``reset_prefix_cache``
-    take as long as the engine takes. The engine must not generate while a sync runs.
+    The engine must not generate while a sync runs. Each call is made on a thread of its own, as it
+    may never return: vLLM's waits for the answer of a process, also of one that died. Until a call
+    that was given up returns, the next ones are refused.
 
     Args:
         llm: the engine.
         num_workers: as `Client` says.
+        timeout_seconds: how long one call may take.
+
+    Raises `SettingsError` where that is no time.
     """
 
-    def __init__(self, llm: Any, *, num_workers: int = 0) -> None:
+    def __init__(self, llm: Any, *, num_workers: int = 0, timeout_seconds: float = 300.0) -> None:
         self._llm = llm
         self.num_workers = num_workers
         self.name = type(llm).__name__
+        self._timeout_seconds = checked_seconds("timeout_seconds", timeout_seconds)
+        self._last: tuple[str, Future[Any]] | None = None  # the call that was made last
 
     def init(self, init_info: Mapping[str, Any]) -> None:
         self._call("init_weight_transfer_engine", {"init_info": dict(init_info)})
@@ -66,8 +76,24 @@ class LocalClient:
                 f"{self.name} has no {method}: expected the methods of vllm.LLM 0.29 or later",
                 server_text=f"no method {method}",
             )
+        if self._last is not None and not self._last[1].done():
+            raise ClientError(
+                f"{self.name}.{method}: {self._last[0]} has not returned, and an engine is in one "
+                f"call at a time: {_REMEDY}",
+                server_text=f"still in {self._last[0]}",
+            )
+        thread = CallThread(f"rdt-{self.name}")
+        call = thread.submit(lambda: function(*arguments))
+        thread.close(wait=False)  # it ends with the call
+        self._last = method, call
+        if not wait([call], self._timeout_seconds).done:
+            raise ClientError(
+                f"{self.name}.{method}: no answer within {self._timeout_seconds:g} seconds; raise "
+                f"timeout_seconds if the engine is only slow; otherwise {_REMEDY}",
+                server_text="no answer",
+            )
         try:
-            return function(*arguments)
+            return call.result()
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             raise ClientError(f"{self.name}.{method}: {text}", server_text=text) from error

@@ -20,6 +20,7 @@ _PAUSE_SECONDS = 2e-5  # long enough for a thread that waits to be woken; none a
 
 _tables_of = attrgetter("_parameters", "_buffers", "_modules")
 _values = methodcaller("values")
+_transient_of = attrgetter("_non_persistent_buffers_set")
 _LAYOUT = (
     torch.Tensor.data_ptr,
     torch.Tensor.size,
@@ -31,9 +32,10 @@ _LAYOUT = (
 class ModuleSnapshot:
     """Tells whether a module or tensor was replaced, renamed, added, removed, moved or reshaped.
 
-    Contents may differ. Costs about a microsecond a tensor, where `module_tensors` takes tens:
-    lists are made and compared without a step of the interpreter for each tensor. Most of it is
-    memory that no cache holds any more, so each place is looked at once.
+    Also whether a buffer became persistent, or ceased to be. Contents may differ. Costs about a
+    microsecond a tensor, where `module_tensors` takes tens: lists are made and compared without a
+    step of the interpreter for each tensor. Most of it is memory that no cache holds any more, so
+    each place is looked at once.
 
     Args:
         module: the root.
@@ -43,6 +45,7 @@ class ModuleSnapshot:
 
     def __init__(self, module: nn.Module, tensors: Iterable[torch.Tensor]) -> None:
         self._modules = _modules_of(module)  # kept, so that no new one gets the id of one of them
+        self._buffered = [each for each in self._modules if each._buffers]  # others are few
         kinds = (torch.Tensor, nn.Parameter)
         self._plain: list[torch.Tensor] = []
         self._others: list[torch.Tensor] = []
@@ -66,6 +69,7 @@ class ModuleSnapshot:
             filled = list(filter(None, tables))  # of most modules two are empty
             found += chain.from_iterable(filled)
             found += map(id, chain.from_iterable(map(_values, filled)))
+        found += map(frozenset, map(_transient_of, self._buffered))
         return found
 
     def _layout_now(self) -> list[object]:

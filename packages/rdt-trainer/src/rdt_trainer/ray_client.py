@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from rdt_trainer.arguments import checked_seconds
 from rdt_trainer.client import PauseMode, steps
 from rdt_trainer.errors import ClientError, SettingsError
 from rdt_transport.errors import RayMissingError
@@ -29,7 +30,7 @@ class RayClient:
         timeout_seconds: how long one call may take.
 
     Raises:
-        SettingsError: no handle, or Ray is missing or too old.
+        SettingsError: no handle, no time, or Ray is missing or too old.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class RayClient:
         except RayMissingError as error:
             raise SettingsError(str(error)) from error
         self.num_workers = num_workers
-        self._timeout_seconds = timeout_seconds
+        self._timeout_seconds = checked_seconds("timeout_seconds", timeout_seconds)
         self.name = ", ".join(str(handle) for handle in self._handles)
 
     def init(self, init_info: Mapping[str, Any]) -> None:
@@ -129,7 +130,10 @@ class RayClient:
                 "AsyncLLM 0.29 or later",
                 server_text=f"no method {method}",
             )
-        return method, [getattr(h, method).remote(*arguments, **options) for h in self._handles]
+        try:
+            return method, [getattr(h, method).remote(*arguments, **options) for h in self._handles]
+        except Exception as error:  # Ray itself is gone, say
+            raise self._failed(method, error) from error
 
     def _answers(self, method: str, references: Sequence[Any]) -> list[Any]:
         import ray
@@ -149,15 +153,17 @@ class RayClient:
                 answers[first] = ray.get(first, timeout=max(deadline - time.monotonic(), 0.0))
                 pending.remove(first)
             return [answers[each] for each in references]
+        except RayTaskError as error:  # first: it is also whatever the actor raised
+            raise self._failed(method, error.cause) from error
         except GetTimeoutError as error:
             raise ClientError(
                 f"{self.name}.{method}: no answer within {self._timeout_seconds:g} seconds: "
                 f"{error}; raise timeout_seconds if the engine is only slow",
                 server_text=str(error),
             ) from error
-        except RayTaskError as error:
-            text = f"{type(error.cause).__name__}: {error.cause}"
-            raise ClientError(f"{self.name}.{method}: {text}", server_text=text) from error
         except RayError as error:
-            text = f"{type(error).__name__}: {error}"
-            raise ClientError(f"{self.name}.{method}: {text}", server_text=text) from error
+            raise self._failed(method, error) from error
+
+    def _failed(self, method: str, error: BaseException) -> ClientError:
+        text = f"{type(error).__name__}: {error}"
+        return ClientError(f"{self.name}.{method}: {text}", server_text=text)

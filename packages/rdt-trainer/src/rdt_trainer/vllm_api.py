@@ -45,7 +45,8 @@ class RdtTrainerInitInfo(TrainerInitInfo):
         num_rdt_buffers: slots of every ring, on both sides.
         buffer_presize_gb: accepted, and not needed: slots are as large as the plan's chunks.
         gather_lookahead: groups gathered ahead of the one being read.
-        stall_timeout_s: seconds of each single wait; longer than a whole sync takes.
+        stall_timeout_s: seconds of each single wait, also of a call to an actor; longer than a
+            whole sync takes. A client over HTTP has its own.
         max_chunk_bytes: cap of one chunk, hence of one slot; None is `JobSettings`' own.
         device: where the source's tensors are. None: where its stable tensors are, or the
             accelerator, or the CPU where there is none.
@@ -221,7 +222,7 @@ def _clients(given: Any, info: RdtTrainerInitInfo) -> list[Client]:
             f"{info.num_consumers / each:g} deployments, and there are clients for {len(found)}: "
             "expected a client for each deployment; pass them as a list"
         )
-    return [_client(one, each) for one in found]
+    return [_client(one, each, info.stall_timeout_s) for one in found]
 
 
 def _split(client: Any, info: RdtTrainerInitInfo) -> list[Any]:
@@ -233,15 +234,16 @@ def _split(client: Any, info: RdtTrainerInitInfo) -> list[Any]:
     return [client]
 
 
-def _client(client: Any, num_workers: int) -> Client:
+def _client(client: Any, num_workers: int, timeout_seconds: float) -> Client:
     """Ours for it: of vLLM's own clients the same address, of any other object its four calls.
 
     A class that extends one of vLLM's may send more than that does, so it is called as it is.
     """
     if type(client) is HTTPVLLMWeightSyncClient:
-        return HttpClient(client.base_url, num_workers=num_workers, timeout_seconds=client.timeout)
+        silence = timeout_seconds if client.timeout is None else client.timeout
+        return HttpClient(client.base_url, num_workers=num_workers, timeout_seconds=silence)
     if type(client) is RayVLLMWeightSyncClient:
-        return RayClient(client.handles, num_workers=num_workers)
+        return RayClient(client.handles, num_workers=num_workers, timeout_seconds=timeout_seconds)
     if hasattr(client, "init_weight_transfer_engine"):
         return FourCallsClient(client, num_workers=num_workers)
     if not hasattr(client, "init"):

@@ -224,8 +224,8 @@ class Producer:
         self._open_epoch().wait_for_quiet(QUIESCE_TIMEOUT_SECONDS, error)
 
     def fail(self, error: BaseException) -> None:
-        """Like `abort`, without waiting (any thread)."""
-        if (serving := self._serving) is not None:
+        """Like `abort`, without waiting (any thread); ignored when no epoch is open."""
+        if (serving := self._serving) and not serving.settled:  # the thread may be closed, else
             self._progress.submit(lambda wire: serving.abort(wire, error), self)
 
     def close(self) -> None:
@@ -267,7 +267,7 @@ class Producer:
         self._thread.run_when_quiet(lambda: self._rings.dismiss(gone))
 
     def _drop(self, gone: bytes, reason: str) -> None:
-        if (serving := self._serving) is not None:
+        if (serving := self._serving) and not serving.settled:  # as in `fail`
             self._progress.submit(lambda wire: serving.drop(wire, gone, reason), self)
 
     def _unreachable(self, served: Served, reason: str) -> None:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from rdt_transport.errors import SyncTimeoutError
+from rdt_transport.errors import RdtTransportError, SyncTimeoutError
 
 __all__ = ["ServingThread"]
 
@@ -90,8 +90,8 @@ class ServingThread:
             self._at_work = True
         try:
             job()
-        except Exception:
-            _logger.exception("%s: a job between epochs failed", self._thread.name)
+        except Exception as error:
+            self._log("a job between epochs", error)
         finally:
             with self._lock:
                 self._at_work = False
@@ -102,5 +102,10 @@ class ServingThread:
             try:
                 job()
             except Exception as error:
-                _logger.exception("%s: a job failed", self._thread.name)
+                self._log("a job", error)
                 self._on_error(error)
+
+    def _log(self, what: str, error: Exception) -> None:
+        """With the place of what is a mistake of ours; peers and the rendezvous may be gone."""
+        trace = None if isinstance(error, RdtTransportError) else error
+        _logger.error("%s: %s failed: %s", self._thread.name, what, error, exc_info=trace)

@@ -1,9 +1,10 @@
-"""Hypothesis strategies, a reference implementation, and what a state machine accepts.
+"""Hypothesis strategies, a reference implementation, what a state machine accepts, errors.
 
 Needs ``hypothesis``; nothing that ``import rdt_plan`` loads does.
 """
 
 from rdt_plan.testing.effort import FUZZ_VARIABLE, num_examples
+from rdt_plan.testing.errors import assert_carried, errors_of
 from rdt_plan.testing.fleets import small_fleet
 from rdt_plan.testing.meshes import mesh_placements, over_a_mesh
 from rdt_plan.testing.moves import accepted_moves, snapshot
@@ -26,9 +27,11 @@ from rdt_plan.testing.strategies import (
 __all__ = [
     "FUZZ_VARIABLE",
     "accepted_moves",
+    "assert_carried",
     "direct_rules",
     "dtype_names",
     "elements",
+    "errors_of",
     "fills",
     "manifests",
     "mesh_placements",

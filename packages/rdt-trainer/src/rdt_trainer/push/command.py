@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from rdt_plan.errors import RdtPlanError
+from rdt_trainer.arguments import MAX_SECONDS
 from rdt_trainer.errors import RdtTrainerError, SettingsError, SourceError
 from rdt_trainer.http_client import HttpClient
 from rdt_trainer.push.display import StageProgress, show_outcome, wide_console
@@ -36,8 +37,6 @@ EXIT_STATUS = {
     130: "interrupted",
     143: "terminated",
 }
-
-MAX_SECONDS = 7 * 86400.0  # what waits can be given; infinite ones cannot
 
 _UNCHANGED = "nothing was changed: no server was paused or updated"
 

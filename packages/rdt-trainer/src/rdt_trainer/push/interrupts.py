@@ -4,6 +4,7 @@ import signal
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 __all__ = ["SignalInterrupt", "interrupted_by_signals"]
 
@@ -20,6 +21,9 @@ class SignalInterrupt(KeyboardInterrupt):
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.number,), vars(self)
 
 
 @contextmanager
