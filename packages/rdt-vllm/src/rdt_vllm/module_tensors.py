@@ -12,10 +12,11 @@ from rdt_vllm.errors import InstallError
 
 __all__ = ["ModuleTensors", "copy_all", "keeping_addresses", "layout", "own_tensors", "used_here"]
 
-# Of which torch copies many tensors in one launch, on any device.
+# Of which torch copies many tensors in one launch, on any device; of large ones it makes many.
 _COPIED_TOGETHER = frozenset(
     {torch.bfloat16, torch.float16, torch.float32, torch.int8, torch.uint8, torch.int32}
 )
+_LARGE_BYTES = 4 << 20
 
 
 def own_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -118,12 +119,12 @@ def keeping_addresses(path: str, *holders: dict[str, Any]) -> Generator[None]:
 def copy_all(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Copy each second tensor into the first, of its shape and dtype; current stream, no autograd.
 
-    On a GPU a launch takes longer than most of these copies, so they are made together.
+    On a GPU a launch takes longer than copying a small tensor, so those are copied together.
     """
     together: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         for target, source in pairs:
-            if target.dtype in _COPIED_TOGETHER:
+            if target.dtype in _COPIED_TOGETHER and target.nbytes < _LARGE_BYTES:
                 targets, sources = together.setdefault(target.dtype, ([], []))
                 targets.append(target)
                 sources.append(source)
