@@ -1,8 +1,25 @@
 """Where the benchmark's processes keep their tensors: "cpu", "cuda", or "cuda:1" and the like."""
 
+from typing import NamedTuple
+
 import torch
 
-__all__ = ["bound", "is_gpu", "name_of", "synchronize"]
+__all__ = ["Devices", "bound", "is_gpu", "name_of", "placed", "synchronize"]
+
+
+class Devices(NamedTuple):
+    """One for each rank of the trainer, and one for each worker."""
+
+    trainers: tuple[str, ...]
+    workers: tuple[str, ...]
+
+
+def placed(device: str, num_gpus: int, num_trainers: int, num_workers: int) -> Devices:
+    """Each rank of either side on a GPU of its own; who is alone: trainers first, workers last."""
+    if max(num_gpus, num_trainers, num_workers) == 1:
+        return Devices((device,), (device,))
+    both = tuple(f"{device}:{index}" for index in range(2)) if is_gpu(device) else (device, device)
+    return Devices(both[:num_trainers], both[-num_workers:])
 
 
 def is_gpu(device: str) -> bool:

@@ -8,7 +8,10 @@ import torch
 
 from bench.gpu.devices import bound, synchronize
 from bench.gpu.models import MODELS, fill, modules_of
+from bench.gpu.ways import SOURCES
 from bench.stages import Interval
+from rdt_trainer import Client, RayClient, RdtTrainer
+from rdt_transport import JobSettings
 
 __all__ = ["GpuTrainer"]
 
@@ -18,15 +21,19 @@ INIT_SECONDS = 150.0
 class GpuTrainer:
     """Holds the checkpoint's tensors, each for itself, as a trainer's parameters are."""
 
+    _rank = 0  # of its process group
+
     def __init__(self, kind: str, tiny: bool, device: str) -> None:
         model = MODELS[kind].tiny() if tiny else MODELS[kind]
         self._device = device
         bound(device)
         self._module = modules_of(model.shapes(), device)
-        self._weights = {name: each.detach() for name, each in self._module.named_parameters()}
         self._sender: Any = None
         self._is_ours = False
-        self.set_version(0)
+
+    @cached_property
+    def _weights(self) -> dict[str, Any]:
+        return {name: each.detach() for name, each in self._module.named_parameters()}
 
     def num_bytes(self) -> int:
         """Of all weights."""
@@ -38,30 +45,27 @@ class GpuTrainer:
             fill(tensor, name, version)
         self._synchronize()
 
-    def use_rdt(
-        self, workers: list[Any], max_chunk_bytes: int, num_slots: int, lookahead: int
-    ) -> float:
-        """Attach a deployment's workers to a trainer of ours; returns the seconds it took."""
-        from rdt_trainer import ModuleSource, RayClient, RdtTrainer
-        from rdt_transport import JobSettings
+    def use_rdt(self, workers: list[Any], settings: JobSettings, source: str) -> float:
+        """Attach a deployment's workers to a trainer of ours; returns the seconds it took.
 
+        ``source``: one of `bench.gpu.ways.SOURCES`.
+        """
+        return self.attach(RayClient(workers), settings, source)
+
+    def attach(self, client: Client, settings: JobSettings, source: str) -> float:
+        """As `use_rdt`, whatever ``client`` drives."""
         self._end()
         began = time.perf_counter()
+        self._is_ours = True
         self._sender = RdtTrainer(
-            ModuleSource(self._module),
-            RayClient(workers),
-            settings=JobSettings(
-                num_producers=1,
-                num_replicas=1,
-                num_slots=num_slots,
-                max_chunk_bytes=max_chunk_bytes,
-                lookahead=lookahead,
-            ),
+            SOURCES[source](self._module),
+            None if self._rank else client,
+            rank=self._rank,
+            settings=settings,
             device=self._device,
             timeout_seconds=INIT_SECONDS,
         )
         self._sender.init()
-        self._is_ours = True
         return time.perf_counter() - began
 
     def use_vllm(self, worker: Any, backend: str, namespace: str, packed: bool = False) -> float:
@@ -106,9 +110,9 @@ class GpuTrainer:
         return Weights()
 
     def _end(self) -> None:
-        if self._sender is not None:
-            (self._sender.close if self._is_ours else self._sender.shutdown)()
-        self._sender = None
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            (sender.close if self._is_ours else sender.shutdown)()
 
     def end(self) -> None:
         """Detach the worker."""

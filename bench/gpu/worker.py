@@ -38,7 +38,8 @@ class GpuWorker:
         folder = Path(self._folder.name)
         self._config = vllm_config_of(model, folder, "rdt", device, rank, size)
         self._meeting = f"file://{meeting or folder / 'meeting'}"
-        os.environ["VLLM_DIST_IDENT"] = Path(self._meeting).name  # of workers that share a CPU
+        # Names the memory that workers on a CPU share, which stays when one is killed.
+        os.environ["VLLM_DIST_IDENT"] = "-".join(Path(self._meeting).parts[-2:])
         self._active = lambda: set_current_vllm_config(self._config)
         self._model = self._build(model, device)
         self._engines: dict[str, Any] = {}
