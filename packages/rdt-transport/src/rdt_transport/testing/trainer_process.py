@@ -171,7 +171,7 @@ def worker_of(
             ConsumerId(0, 0),
             num_workers=1,
             num_slots=settings.num_slots,
-            max_chunk_bytes=settings.max_chunk_bytes,
+            max_chunk_bytes=settings.chunk_bytes,
             direct=DirectRule.of(manifest, client.job(_SECONDS).producers, sink.destinations),
         )
         consumer = Consumer(
