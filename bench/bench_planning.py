@@ -139,7 +139,7 @@ class Job:
             consumer,
             num_workers=NUM_WORKERS,
             num_slots=self.settings.num_slots,
-            max_chunk_bytes=self.settings.chunk_bytes,
+            max_chunk_bytes=self.settings.max_chunk_bytes,
             direct=DirectRule.of(manifest, records, self.live),
         )
 
