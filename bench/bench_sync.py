@@ -215,7 +215,7 @@ def run(
     rounds: Annotated[int, typer.Option(help="of each way, in both orders")] = 6,
     slots: Annotated[int, typer.Option(help="of every ring")] = JobSettings(1).num_slots,
     chunk_megabytes: Annotated[float, typer.Option(help="cap of a chunk, MiB")] = (
-        JobSettings(1).max_chunk_bytes / (1 << 20)
+        JobSettings(1).chunk_bytes / (1 << 20)
     ),
     lookahead: Annotated[int, typer.Option()] = JobSettings(1).lookahead,
     plain_pages: Annotated[
@@ -244,7 +244,7 @@ def run(
                 for number in range(rounds):
                     for tally in ways if number % 2 else reversed(ways):
                         tally.round()
-            tiny = replace(settings, max_chunk_bytes=settings.max_chunk_bytes // SHRUNK**2)
+            tiny = replace(settings, max_chunk_bytes=settings.chunk_bytes // SHRUNK**2)
             with ExitStack() as closing:
                 job = Job(closing, workers, model.shrunk(SHRUNK), tiny)
                 job.sync()

@@ -36,7 +36,7 @@ def plan_of(model: Model, worker: int, settings: JobSettings) -> SyncPlan:
         ConsumerId(replica=0, worker=worker),
         num_workers=NUM_WORKERS,
         num_slots=settings.num_slots,
-        max_chunk_bytes=settings.max_chunk_bytes,
+        max_chunk_bytes=settings.chunk_bytes,
     )
 
 

@@ -15,8 +15,9 @@ from bench.gpu.recorded import chunk_facts, plan_facts, worker_intervals
 from bench.stages import ChunkFacts, Interval
 from rdt_plan import Chunk, ConsumerId, DirectRule, build_plan
 from rdt_transport.agent import posting_threads
+from rdt_transport.chunk_copies import scatter_copies
 from rdt_transport.consumer import Consumer
-from rdt_transport.copies import CopyTable, scatter_copies
+from rdt_transport.copies import CopyTable
 from rdt_transport.events import events_of
 from rdt_transport.progress import ProgressThread
 from rdt_transport.rendezvous import RendezvousAddress, RendezvousClient
@@ -135,7 +136,7 @@ class RankWorker:
         self._calls.append(Interval("control", -1, began, time.perf_counter()))
 
     def _scatter(self) -> None:
-        self._events.bind()
+        self._events.bind_with_stream()
         while (job := self._jobs.get()) is not None:
             chunk, packed = job
             with torch.no_grad(), self._events.stream():

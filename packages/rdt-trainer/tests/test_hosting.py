@@ -1,8 +1,11 @@
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 import torch
 
+from rdt_plan import Manifest, ParamMeta, ProducerRecord
+from rdt_plan.records import Sources
 from rdt_trainer import ModuleSource, RdtTrainer
 from rdt_trainer.errors import RdtTrainerError, SettingsError, TrainerStateError
 from rdt_trainer.hosting import Hosting
@@ -35,6 +38,24 @@ def test_rank_0_hosts_until_closed():
     host.close()
     with pytest.raises(RendezvousError):
         RendezvousClient(address)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "expected"),
+    [
+        ("cpu", ALONE, 64 << 20),
+        ("cuda", ALONE, 1 << 30),
+        ("cuda", replace(ALONE, max_chunk_bytes=9), 9),
+    ],
+)
+def test_the_job_that_is_hosted_has_chunks_that_suit_the_device(kind, settings, expected):
+    manifest = Manifest.build([ParamMeta("w", "int8", (1,))])
+    host = hosting(settings=settings)
+    with RendezvousClient(host.open(kind)) as client:
+        record = ProducerRecord(0, "00" * 16, "p", b"", manifest.digest, Sources.of([]))
+        client.publish(record, manifest, NEVER_SECONDS)
+        assert client.job(NEVER_SECONDS).max_chunk_bytes == expected
+    host.close()
 
 
 def test_every_job_has_a_name_and_a_token_of_its_own():

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from rdt_plan import Chunk, Placement, ServeChunk, Slice, SliceError
 from rdt_transport import copy_blocks
-from rdt_transport.copies import Copy, CopyTable, pack_copies, scatter_copies
+from rdt_transport.chunk_copies import pack_copies, scatter_copies
+from rdt_transport.copies import Copy, CopyTable
 from rdt_transport.copy_blocks import blocks_of
 from rdt_transport.copy_tiles import Kind, Tiling, tile_tables
 from rdt_transport.testing.drawn_copies import DrawnCopies, copied, drawn_copies, random_bytes
@@ -51,12 +52,15 @@ def test_views_copy_what_was_asked_for_and_nothing_else(drawn: DrawnCopies) -> N
 
 
 @needs_triton
-@given(drawn=drawn_copies(), tiling=TILINGS)
+@given(drawn=drawn_copies(), tiling=TILINGS, is_prepared=st.booleans())
 @settings(max_examples=60)
 def test_kernels_copy_what_was_asked_for_and_nothing_else(
-    drawn: DrawnCopies, tiling: Tiling
+    drawn: DrawnCopies, tiling: Tiling, is_prepared: bool
 ) -> None:
-    check(drawn, CopyTable(drawn.copies, "cpu", kernels=True, tiling=tiling))
+    table = CopyTable(drawn.copies, "cpu", kernels=True, tiling=tiling)
+    if is_prepared:
+        table.prepare()
+    check(drawn, table)
 
 
 CASES = {

@@ -428,7 +428,8 @@ class Publishers:
 
     def __init__(self, mark: Mark) -> None:
         self.mark = mark
-        self.stream, self.bind = HostEvents().stream, HostEvents().bind
+        self.stream, self.bind_with_stream = HostEvents().stream, HostEvents().bind
+        self.device = HostEvents().device
         self.waits: list[object] = []
 
     def record(self) -> Event:

@@ -26,9 +26,10 @@ def test_what_the_host_did_has_completed_when_it_is_recorded():
 def test_the_host_has_one_stream_and_nothing_to_wait_for():
     events: Events = events_of("cpu")
 
-    events.bind()
-    with events.stream():
-        events.wait(events.record())
+    for bind in (events.bind, events.bind_with_stream):
+        bind()
+        with events.stream():
+            events.wait(events.record())
 
 
 @without_gpu

@@ -52,6 +52,26 @@ def test_settings_come_back() -> None:
     settings = JobSettings(8, 2, 3, 1 << 20, 0, 2.5)
 
     assert JobSettings.from_json(settings.to_json()) == settings
+    assert JobSettings.from_json(JobSettings(8).to_json()) == JobSettings(8)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "expected"),
+    [
+        (None, "cpu", 64 << 20),
+        (None, "cuda", 1 << 30),
+        (None, "xpu", 64 << 20),
+        (100, "cuda", 100),
+    ],
+)
+def test_the_cap_of_a_chunk_suits_the_device_unless_it_is_given(
+    given: int | None, kind: str, expected: int
+) -> None:
+    settings = JobSettings(8, 2, 3, given, 0, 2.5)
+
+    assert settings.for_device(kind) == JobSettings(8, 2, 3, expected, 0, 2.5)
+    assert settings.for_device(kind).chunk_bytes == expected
+    assert settings.chunk_bytes == (given or 64 << 20)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,15 @@ import pytest
 import torch
 from torch import nn
 
+from rdt_plan.dtypes import ITEM_BYTES
 from rdt_vllm.errors import InstallError
-from rdt_vllm.module_tensors import ModuleTensors, keeping_addresses, own_tensors
+from rdt_vllm.module_tensors import ModuleTensors, copy_all, keeping_addresses, own_tensors
+from rdt_vllm.testing.bits import to_bytes
+
+GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 
 
 def layer() -> nn.Module:
@@ -69,6 +76,33 @@ def test_a_module_is_in_place_until_a_tensor_is_replaced_moved_or_added() -> Non
         assert kept.is_in_place()
     module.register_buffer("another", None)
     assert not kept.is_in_place()
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+def test_all_pairs_are_copied_whatever_their_dtypes_and_strides(device: str) -> None:
+    """Bit for bit, into parameters that want a gradient and of a class of its own as well."""
+    pairs, expected = [], []
+    for name, item in ITEM_BYTES.items() - {("complex32", 4)}:  # of which torch warns
+        dtype = getattr(torch, name)
+        for shape in ((), (0,), (1,), (5, 3), (64, 1000)):
+            drawn = torch.randint(0, 2, (*shape, item), dtype=torch.uint8)  # no bool is 2
+            source, target = (
+                each.view(dtype).reshape(shape).to(device)
+                for each in (drawn, torch.zeros_like(drawn))
+            )
+            if len(shape) == 2 and not name.startswith("float4"):  # torch makes no such copies
+                other = torch.zeros(shape[1], shape[0] * item, dtype=torch.uint8).view(dtype)
+                target = other.to(device).t()
+            pairs.append((target, source))
+            expected.append(drawn)
+    wants = nn.Parameter(torch.zeros(4, device=device))
+    pairs.append((wants, torch.ones(4, device=device)))
+    expected.append(torch.ones(4))
+
+    copy_all(pairs)
+
+    for (target, _), drawn in zip(pairs, expected, strict=True):
+        assert torch.equal(to_bytes(target).cpu(), to_bytes(drawn)), target.dtype
 
 
 def test_what_is_computed_anew_is_copied_to_where_it_was() -> None:

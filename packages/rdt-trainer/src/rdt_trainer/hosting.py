@@ -63,8 +63,11 @@ class Hosting:
             raise TrainerStateError("the rendezvous is not open yet: call init() first")
         return self._address
 
-    def open(self) -> RendezvousAddress:
+    def open(self, kind: str = "cpu") -> RendezvousAddress:
         """Host, find or take the rendezvous; a collective where it is neither given nor alone.
+
+        Args:
+            kind: of device that this rank serves from; see `JobSettings.for_device`.
 
         Raises:
             SettingsError: the group's ranks are not the producers'.
@@ -72,6 +75,7 @@ class Hosting:
             RankFailedError: another rank could not host, or refused.
         """
         if self._address is None:
+            self._settings = self._settings.for_device(kind)
             if self._settings.num_producers == 1:
                 self._address = self._host()
             elif group_size() != self._settings.num_producers:

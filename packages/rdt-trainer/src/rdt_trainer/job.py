@@ -94,7 +94,7 @@ class Job:
 
         try:
             self._closers.append(hosting.close)
-            hosting.open()
+            hosting.open(device.type)
             progress = ProgressThread(make_wire, name=f"rdt-producer-{rank}", device=device)
             self._closers.append(progress.close)
             self.rendezvous = hosting.connect(dispatch)
@@ -211,7 +211,7 @@ class Job:
         job = self.rendezvous.job(self._timeout_seconds)
         for field in AGREED_SETTINGS:
             ours, theirs = getattr(self._settings, field), getattr(job, field)
-            if ours != theirs:
+            if ours not in (None, theirs):
                 raise DisagreementError(
                     f"trainer rank {self._rank}: JobSettings.{field} is {ours} here, and {theirs} "
                     f"in the job {job.job} that the rendezvous hosts: expected equal settings; "

@@ -82,13 +82,12 @@ class RdtTrainerInitInfo(TrainerInitInfo):
 
     def settings(self, num_producers: int, num_replicas: int) -> JobSettings:
         """What the whole job agrees on."""
-        chunks = {} if self.max_chunk_bytes is None else {"max_chunk_bytes": self.max_chunk_bytes}
         return JobSettings(
             num_producers,
             num_replicas,
             num_slots=self.num_rdt_buffers,
             lookahead=self.gather_lookahead,
-            **chunks,
+            max_chunk_bytes=self.max_chunk_bytes,
         )
 
 

@@ -6,7 +6,6 @@ The only file of this package that may touch ``torch.cuda``.
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Generator
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -36,6 +35,9 @@ class Event(Protocol):
 class Events(Protocol):
     """Where events of one device come from, and the streams they are recorded on; any thread."""
 
+    @property
+    def device(self) -> torch.device: ...
+
     def record(self) -> Event:
         """A mark behind everything enqueued on the calling thread's current stream."""
         ...
@@ -52,6 +54,13 @@ class Events(Protocol):
         """The calling thread uses this device from now on, libraries that ask CUDA included."""
         ...
 
+    def bind_with_stream(self) -> None:
+        """As `bind`; and what the thread enqueues goes to its own stream from now on.
+
+        For a thread that is ours alone: switching streams takes as long as a few launches.
+        """
+        ...
+
 
 class _Completed:
     __slots__ = ()
@@ -66,6 +75,8 @@ _COMPLETED = _Completed()
 class HostEvents:
     """Events of CPU memory, where a call returns when its work is done."""
 
+    device = torch.device("cpu")
+
     def record(self) -> Event:
         return _COMPLETED
 
@@ -76,6 +87,9 @@ class HostEvents:
         return contextlib.nullcontext()
 
     def bind(self) -> None:
+        return None
+
+    def bind_with_stream(self) -> None:
         return None
 
 
@@ -99,6 +113,13 @@ class _CudaEvent:
         self._pool.append(self.mark)
 
 
+class _OfThread(threading.local):
+    """A thread's own stream, once it has one, and whether it is its current one for good."""
+
+    stream: torch.cuda.Stream | None = None
+    is_bound = False
+
+
 class CudaEvents:
     """Events of one GPU, without timing, pooled.
 
@@ -119,31 +140,43 @@ class CudaEvents:
         index = torch.cuda.current_device() if found.index is None else found.index
         self.device = torch.device("cuda", index)
         self._pool: deque[torch.cuda.Event] = deque()  # its ends are thread-safe
-        self._of_thread = threading.local()
+        self._of_thread = _OfThread()
 
     def record(self) -> Event:
         try:
             mark = self._pool.pop()
         except IndexError:
             mark = torch.cuda.Event()
-        torch.cuda.current_stream(self.device).record_event(mark)
+        self._current().record_event(mark)
         return _CudaEvent(mark, self._pool)
 
     def wait(self, event: Event) -> None:
         if isinstance(event, _CudaEvent):
-            torch.cuda.current_stream(self.device).wait_event(event.mark)
+            self._current().wait_event(event.mark)
 
-    @contextlib.contextmanager
-    def stream(self) -> Generator[None]:
-        stream = getattr(self._of_thread, "stream", None)
-        if stream is None:
-            stream = self._of_thread.stream = torch.cuda.Stream(self.device)
-        with torch.cuda.stream(stream):
-            yield
+    def stream(self) -> AbstractContextManager[None]:
+        if self._of_thread.is_bound:
+            return contextlib.nullcontext()
+        return torch.cuda.stream(self._own())
 
     def bind(self) -> None:
         torch.cuda.set_device(self.device)
         torch.cuda.current_stream(self.device).query()  # a call makes the context the thread's
+
+    def bind_with_stream(self) -> None:
+        self.bind()
+        torch.cuda.set_stream(self._own())
+        self._of_thread.is_bound = True
+
+    def _own(self) -> torch.cuda.Stream:
+        if self._of_thread.stream is None:
+            self._of_thread.stream = torch.cuda.Stream(self.device)
+        return self._of_thread.stream
+
+    def _current(self) -> torch.cuda.Stream:
+        if self._of_thread.is_bound:  # asking torch takes longer than recording an event
+            return self._own()
+        return torch.cuda.current_stream(self.device)
 
 
 def events_of(device: torch.device | str) -> Events:

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import torch
 
 from rdt_plan import LayoutError, ParamMeta, ServeChunk, SliceError
-from rdt_transport.copies import CopyTable, pack_copies
+from rdt_transport.chunk_copies import pack_copies
+from rdt_transport.copies import CopyTable
 
 __all__ = ["PackList", "check_held", "check_source", "torch_dtype"]
 
@@ -65,6 +66,10 @@ class PackList:
         self._names = list(dict.fromkeys(region.name for region in chunk.slices))
         copies = pack_copies(chunk, self._names)
         self._table = CopyTable(copies, packed.device, source_names=self._names)
+
+    def prepare(self) -> None:
+        """See `CopyTable.prepare`."""
+        self._table.prepare()
 
     def run(self, sources: Mapping[str, torch.Tensor]) -> None:
         """Copy, on the current stream; ``sources`` are full and contiguous (`check_source`).

@@ -109,7 +109,7 @@ class Producer:
         self._progress.call(lambda wire: wire.register(self._sources.buffers), timeout_seconds)
         address = self._progress.call(lambda wire: wire.address(), timeout_seconds)
         self._progress.attach(self)
-        self._thread.run(self._events.bind)
+        self._thread.run(self._events.bind_with_stream)
         self._thread.start()
         record = ProducerRecord(
             rank=self.rank,

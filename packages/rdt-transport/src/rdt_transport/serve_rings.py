@@ -190,6 +190,8 @@ class ServeRings:
         ring = self._rings.get(table.plan_digest)
         if ring is None:
             ring = self._rings[table.plan_digest] = ServeRing(table, self._arena(table))
+            if torch.device(self._device).type != "cpu":
+                ring.prepare()
         return ring
 
     def _arena(self, table: ChunkTable) -> Arena | None:

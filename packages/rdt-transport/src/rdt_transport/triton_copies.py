@@ -157,8 +157,7 @@ class TritonCopies:
             self._launches = [
                 _Launch(table, device, tiling) for table in tile_tables(blocks, tiling)
             ]
-        self._uploaded: list[int] = []
-        self._addresses = torch.empty(0, dtype=torch.int64)
+        self._addresses = _Addresses(device)
 
     def run(self, bases: Sequence[Tensor], addresses: Sequence[int]) -> None:
         """Enqueue all copies on the current stream of the device; ``addresses`` are the bases'."""
@@ -168,13 +167,39 @@ class TritonCopies:
                 stream.wait_stream(self._stream)
                 for launch in self._launches:
                     launch.keep_for(stream)
-                self._uploaded = []  # memory belongs to the stream that it was got on
+                self._addresses = _Addresses(self._device)  # memory belongs to one stream
                 self._stream = stream
-            if self._uploaded != addresses:
-                self._addresses = _upload(torch.tensor(addresses), self._device)
-                self._uploaded = list(addresses)
+            uploaded = self._addresses.uploaded(addresses)
             for launch in self._launches:
-                launch.enqueue(self._addresses)
+                launch.enqueue(uploaded)
+
+
+class _Addresses:
+    """The bases' addresses on the device, for what is enqueued on one stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._uploaded: list[int] = []
+        self._host = self._tensor = torch.empty(0, dtype=torch.int64)
+        self._sent: torch.Event | None = None
+
+    def uploaded(self, addresses: Sequence[int]) -> Tensor:
+        """What kernels enqueued from now on read; right until the next call."""
+        if self._uploaded == addresses:
+            return self._tensor
+        self._uploaded = list(addresses)
+        if self._device.type == "cpu":
+            self._tensor = torch.tensor(addresses)
+            return self._tensor
+        if self._sent is None or not self._sent.query():  # the last ones may still be on their way
+            self._host = torch.empty(len(addresses), dtype=torch.int64, pin_memory=True)
+            self._sent = torch.Event(self._device)
+        if self._tensor.numel() != len(addresses):
+            self._tensor = torch.empty(len(addresses), dtype=torch.int64, device=self._device)
+        self._host.numpy()[:] = addresses
+        self._tensor.copy_(self._host, non_blocking=True)
+        self._sent.record()
+        return self._tensor
 
 
 class _Launch:
@@ -197,7 +222,9 @@ class _Launch:
         else:
             self._options["STEP"] = 32 * tiling.num_warps * tiling.units_per_thread
         kernel = _copy_boxes if is_transposed else _copy_runs
-        self._kernel = kernel[(len(table.block_of_tile),)]
+        grid = (len(table.block_of_tile),)
+        kernel.warmup(torch.int64, *self._tables, grid=grid, **self._options)  # compiles it
+        self._kernel = kernel[grid]
 
     def keep_for(self, stream: torch.Stream) -> None:
         """Its tables' memory is not used again before ``stream`` is through with them."""

@@ -73,6 +73,35 @@ def test_many_tiles(copy: Copy) -> None:
     assert torch.equal(targets[0].cpu(), copied(drawn)[0])
 
 
+def test_what_is_prepared_compiles_nothing_when_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of every width, of runs and of boxes."""
+    from triton.runtime.jit import JITFunction
+
+    from rdt_transport.triton_copies import _copy_boxes, _copy_runs
+
+    def forget() -> None:
+        for kernel in (_copy_boxes, _copy_runs):
+            kernel.device_caches.clear()
+
+    tables = [
+        CopyTable([Copy(0, 0, 0, 0, (96, 80), strides, (80, 1), width)], "cuda")
+        for strides in ((80, 1), (1, 96), (160, 2))
+        for width in (1, 2, 4, 8, 16)
+    ]
+    forget()
+    for table in tables:
+        table.prepare()
+    monkeypatch.setattr(JITFunction, "_do_compile", None)
+    source = random_bytes(96 * 160 * 16, 1).cuda()
+    for table in tables:
+        target = torch.zeros(table.num_bytes, dtype=torch.uint8, device="cuda")
+        table.run([source], [target])
+        assert bool(target.any())
+    forget()
+    with pytest.raises(TypeError):  # it has to be compiled now, and cannot be
+        tables[0].run([source], [torch.zeros(tables[0].num_bytes, dtype=torch.uint8).cuda()])
+
+
 def test_bases_of_another_alignment_than_the_last_ones() -> None:
     copy = Copy(0, 0, 0, 0, (4096,), (1,), (1,), 1)
     table = CopyTable([copy], "cuda")

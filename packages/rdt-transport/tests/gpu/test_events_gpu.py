@@ -121,6 +121,34 @@ def test_binding_makes_a_thread_use_the_device():
     assert found == [last]
 
 
+def test_a_thread_that_is_bound_with_its_stream_stays_on_it(events):
+    source, target = torch.zeros(1000, device="cuda"), torch.zeros(1000, device="cuda")
+    torch.cuda.synchronize()
+    marks, seen = [], []
+
+    def work():
+        events.bind_with_stream()
+        seen.append(torch.cuda.current_stream().cuda_stream)
+        with events.stream():
+            seen.append(torch.cuda.current_stream().cuda_stream)
+            torch.cuda._sleep(SLOW_CYCLES)
+            source.fill_(7)
+        marks.append(events.record())
+        seen.append(torch.cuda.current_stream().cuda_stream)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert not marks[0].query()  # it was recorded behind the work
+    events.wait(marks[0])
+    target.copy_(source)
+    torch.cuda.synchronize()
+
+    assert target.eq(7).all()
+    assert len(set(seen)) == 1
+    assert torch.cuda.current_stream().cuda_stream not in seen
+
+
 def test_an_arena_lies_on_the_gpu_and_can_be_registered():
     arena = Arena(3, 1000, "cuda")
     for index in range(3):

@@ -8,6 +8,7 @@ import importlib
 import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 import torch
@@ -173,9 +174,6 @@ def post_process(module: nn.Module) -> None:
     if "_already_called_process_weights_after_loading" in module.__dict__:
         del module._already_called_process_weights_after_loading
     quant_method.process_weights_after_loading(module)
-    update_tp_status: Any = getattr(module, "update_param_tp_status", None)
-    if update_tp_status is not None:
-        update_tp_status()  # processing may have made parameters that think they are another rank's
     experts = _experts(quant_method)
     if experts is not None and _prepares_weights(experts):
         # vLLM calls this hook on the first load only. A CPU's kernel reads weights that it packs.
@@ -190,19 +188,24 @@ def post_process_deferred(module: nn.Module, vllm_config: VllmConfig) -> None:
 
 def post_processor(module: nn.Module) -> Any:
     """The quantisation method that post-processes the module; None when nothing does."""
+    quant_method = getattr(module, "quant_method", None)
+    return quant_method if isinstance(quant_method, _method_classes()[0]) else None
+
+
+@cache
+def _method_classes() -> tuple[type, type]:
+    """Of all quantisation methods, and of unquantised mixtures of experts'."""
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+        UnquantizedFusedMoEMethod,
+    )
     from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
-    quant_method = getattr(module, "quant_method", None)
-    return quant_method if isinstance(quant_method, QuantizeMethodBase) else None
+    return QuantizeMethodBase, UnquantizedFusedMoEMethod
 
 
 def _experts(quant_method: Any) -> Any:
     """The experts object of an unquantised mixture-of-experts method whose kernel exists."""
-    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
-        UnquantizedFusedMoEMethod,
-    )
-
-    if not isinstance(quant_method, UnquantizedFusedMoEMethod):
+    if not isinstance(quant_method, _method_classes()[1]):
         return None
     return getattr(getattr(quant_method, "moe_kernel", None), "fused_experts", None)
 

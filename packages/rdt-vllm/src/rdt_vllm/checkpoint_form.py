@@ -108,6 +108,6 @@ def _empties(
 
 def _names(module: nn.Module) -> tuple[object, ...]:
     """Of its tensors, of its placeholders for some, and of what its state leaves out."""
-    holders = module._parameters, module._buffers
-    names = ([(name, each is None) for name, each in holder.items()] for holder in holders)
-    return *names, set(module._non_persistent_buffers_set)
+    parameters, buffers = module._parameters, module._buffers
+    missing = [each is None for each in (*parameters.values(), *buffers.values())]
+    return [*parameters], [*buffers], missing, set(module._non_persistent_buffers_set)

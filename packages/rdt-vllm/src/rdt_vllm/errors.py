@@ -42,6 +42,13 @@ class LifecycleError(RdtVllmError):
 class InstallError(RdtVllmError):
     """A module could not be installed; the original error is ``__cause__``."""
 
+    @classmethod
+    def of(cls, what: str, cause: BaseException) -> "InstallError":
+        """``what`` failed, because of ``cause``."""
+        error = cls(f"{what}: {cause}")
+        error.__cause__ = cause
+        return error
+
 
 class ProbeError(RdtVllmError):
     """What a module's post-processing does cannot be found out; it is installed layerwise."""

@@ -1,8 +1,8 @@
 """The installer: chunks in, a model in kernel form out.
 
-Two threads, each with a stream of its own: one scatters a chunk's slices and so frees its receive
-slot, and computes what a complete module computes from them; one post-processes the modules that
-are complete, but for live ones. Neither ever waits for the other. Direct chunks never get here.
+Two threads, each on its own stream: one scatters a chunk's slices, which frees its receive slot,
+and computes what a complete module computes from them; one post-processes the modules that are
+complete, but for live ones. Neither ever waits for the other. Direct chunks never get here.
 """
 
 import threading
@@ -23,7 +23,8 @@ from rdt_vllm.completion import Completion
 from rdt_vllm.deferred import DeferredModules
 from rdt_vllm.errors import InstallError, LifecycleError
 from rdt_vllm.model_hook import run_model_hook
-from rdt_vllm.module_tensors import own_tensors, used_here
+from rdt_vllm.module_tensors import copy_all
+from rdt_vllm.retired import Retired
 from rdt_vllm.scatter import ChunkScatter
 from rdt_vllm.units import InstallUnit, InstallUnits
 from rdt_vllm.verification import Verification
@@ -70,9 +71,9 @@ class Installer:
         self._replay = PlanReplay(plan, self._destination)
         self._deferred = DeferredModules(model, units.of.keys(), vllm_config)
         self._scatters: dict[int, ChunkScatter] = {}
-        for chunk in plan.chunks:
-            if not chunk.is_direct:
-                self._scatters[chunk.index] = ChunkScatter(chunk, self._replay, self._destination)
+        for chunk in filter(lambda each: not each.is_direct, plan.chunks):
+            scatter = ChunkScatter(chunk, self._replay, self._destination, events.device)
+            self._scatters[chunk.index] = scatter
         self._completion = Completion(plan, units)
         self._live = [unit for unit in units.all if unit.is_live]
         self._observer: Observer | None = None
@@ -80,9 +81,11 @@ class Installer:
         self._verification: Verification | None = None
         self._error: BaseException | None = None
         self._error_lock = threading.Lock()
-        self._scattering = WorkThread("rdt-scatter", self._scatter, events.bind)
-        self._processing = WorkThread("rdt-post-process", self._post_process, events.bind)
+        begin = events.bind_with_stream
+        self._scattering = WorkThread("rdt-scatter", self._scatter, begin)
+        self._processing = WorkThread("rdt-post-process", self._post_process, begin)
         self._enqueued: dict[str, Event] = {}  # by thread, the mark behind all it has done
+        self._retired = Retired()  # what was filled, and is post-processed
         self.touched = False
         self.intervals: Intervals | None = None
 
@@ -117,10 +120,8 @@ class Installer:
         self._scattering.put((chunk, packed))
 
     def drain(self, timeout_seconds: float) -> None:
-        """Wait until everything queued is installed; the caller's stream waits for the device.
-
-        Raises the first error of a background thread, or `ThreadTimeoutError`.
-        """
+        """Wait for everything queued; the caller's stream waits for the device. Raises the first
+        error of a background thread, or `ThreadTimeoutError`."""
         self._drain(timeout_seconds)
         if self._error is not None:
             raise self._error
@@ -141,7 +142,8 @@ class Installer:
             try:
                 self._observe(unit)
             except Exception as error:
-                raise _wrapped(f"observing {', '.join(unit.modules)} failed", error) from error
+                what = f"observing {', '.join(unit.modules)} failed"
+                raise InstallError.of(what, error) from error
         self._deferred.process()
         try:
             with torch.no_grad(), _vllm.active_config(self._vllm_config):
@@ -183,6 +185,7 @@ class Installer:
         if self._error is not None:
             sink.scatter_failed(chunk.index, self._error)
             return
+        self._retired.let_go()
         with torch.no_grad(), self._events.stream():
             try:
                 self.touched = True
@@ -193,7 +196,7 @@ class Installer:
                     self._verification.arrived(chunk, packed)
                 event = self._enqueued["scatter"] = self._events.record()
             except BaseException as error:
-                wrapped = _wrapped(f"chunk {chunk.index} could not be installed", error)
+                wrapped = InstallError.of(f"chunk {chunk.index} could not be installed", error)
                 sink.scatter_failed(chunk.index, self._fail(wrapped))
                 return
             sink.scattered(chunk.index, event)  # programs compute from copies of what it brought
@@ -228,7 +231,7 @@ class Installer:
             try:
                 self._replay.compute(path)
             except Exception as error:
-                raise _wrapped(f"computing {path} failed", error) from error
+                raise InstallError.of(f"computing {path} failed", error) from error
 
     def _destination(self, path: str, name: str) -> torch.Tensor:
         return self._units.of[path].destination(path, name)
@@ -242,28 +245,34 @@ class Installer:
             with torch.no_grad(), self._events.stream(), _vllm.active_config(self._vllm_config):
                 self._events.wait(scattered)
                 self.touched = True
+                filled: list[torch.Tensor] = []
                 try:
+                    copy_all([each for unit in units for each in self._processed(unit, filled)])
                     for unit in units:
-                        self._close(unit)
+                        unit.close()
                 finally:
-                    self._enqueued["post-process"] = self._events.record()
+                    event = self._enqueued["post-process"] = self._events.record()
+                    self._retired.add(filled, event)
             if self.intervals is not None:
                 self.intervals.add("post-process", -1, began)
         except BaseException as error:
             self._fail(error)
 
-    def _close(self, unit: InstallUnit) -> None:
+    def _processed(
+        self, unit: InstallUnit, filled: list[torch.Tensor]
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """See `LayerwiseUnit.processed`; adds what the unit was given to ``filled``."""
         try:
             if not unit.is_open:  # nothing is read for it
                 self._open(unit)
                 self._compute(unit)
+            filled += unit.given()
             if not unit.is_live:
-                for module in unit.modules.values():
-                    used_here(own_tensors(module).values())
                 self._observe(unit)
-            unit.close()
+            return unit.processed()
         except Exception as error:
-            raise _wrapped(f"post-processing of {', '.join(unit.modules)} failed", error) from error
+            what = f"post-processing of {', '.join(unit.modules)} failed"
+            raise InstallError.of(what, error) from error
 
     # ---- any thread ------------------------------------------------------------------------
 
@@ -281,15 +290,10 @@ class Installer:
         self._processing.drain(timeout_seconds)
         for event in self._enqueued.values():
             self._events.wait(event)
+        self._retired.end()
 
     def _observe(self, unit: InstallUnit) -> None:
         verify = None if self._verification is None else self._verification.filled
         for observer in filter(None, (self._observer, verify)):
             for path, module in unit.modules.items():
                 observer(path, module)
-
-
-def _wrapped(what: str, error: BaseException) -> InstallError:
-    wrapped = InstallError(f"{what}: {error}")
-    wrapped.__cause__ = error
-    return wrapped

@@ -3,7 +3,7 @@
 A unit is one module, or several that share a tensor.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -25,9 +25,9 @@ __all__ = ["LayerwiseUnit", "to_meta"]
 class LayerwiseUnit:
     """Modules between checkpoint form and kernel form. Not thread-safe.
 
-    `open` gives the modules empty memory in checkpoint form, the caller fills it through
-    `destination`, and `close` post-processes them, copies the results into the kernels' tensors and
-    puts those back. `abandon` puts them back as they are.
+    `open` gives the modules empty memory in checkpoint form, and the caller fills it through
+    `destination`. `processed` says what is to be copied into the kernels' tensors, `close` puts
+    those back. `abandon` puts them back as they are.
 
     Attributes:
         is_live: False; see `rdt_vllm.live.LiveUnit`.
@@ -111,12 +111,17 @@ class LayerwiseUnit:
         found = module._parameters.get(name)  # nearly always, and asked for often
         return find_tensor(module, "", name) if found is None else found
 
-    def close(self) -> None:
-        """Post-process every module and bring it back in kernel form, its addresses unchanged.
+    def given(self) -> list[torch.Tensor]:
+        """What the modules hold now: while open, what was filled."""
+        return [each for module in self.modules.values() for each in own_tensors(module).values()]
+
+    def processed(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Post-process every module; gives the kernels' tensors, each with what goes into it.
 
         Raises `InstallError` naming the tensor when post-processing yields another shape or dtype
-        than the kernels hold; the unit is then still open.
+        than the kernels hold. The unit is still open.
         """
+        results: list[tuple[torch.Tensor, torch.Tensor]] = []
         for (path, module), kept in zip(self.modules.items(), self._kept, strict=True):
             for view in self._shown[path]:
                 view.buffer.copy_(getattr(module, view.param).view(view.buffer.shape))
@@ -125,11 +130,12 @@ class LayerwiseUnit:
                     _vllm.post_process(module)
                 self._addressed[path] = addressed_tensors(module)
             with torch._C.DisableTorchFunctionSubclass():  # which vLLM's parameters only pass on
-                self._copy_back(path, module, kept)
-            kept.put_back()
-        self._kept.clear()
+                results += self._results(path, module, kept)
+        return results
 
-    def _copy_back(self, path: str, module: nn.Module, kept: ModuleTensors) -> None:
+    def _results(
+        self, path: str, module: nn.Module, kept: ModuleTensors
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for name, kernel in kept.tensors().items():
             value = getattr(module, name, None)
             if value is kernel or (value is None and name in self._shows[path]):
@@ -140,7 +146,11 @@ class LayerwiseUnit:
                     f"{path}.{name}: expected {layout(kernel)} from post-processing, found "
                     f"{found}; this layer cannot be updated in place"
                 )
-            kernel.data.copy_(value.data)
+            yield kernel, value
+
+    def close(self) -> None:
+        """Bring the modules back in kernel form, once all of `processed` is copied."""
+        self.abandon()
 
     def abandon(self) -> None:
         """Bring the modules back in kernel form, with whatever values that holds; idempotent."""

@@ -38,6 +38,12 @@ class LiveUnit:
         found = module._parameters.get(name)  # nearly always, and asked for often
         return find_tensor(module, "", name) if found is None else found
 
+    def given(self) -> list[torch.Tensor]:
+        return []  # none of what the modules hold is ever let go
+
+    def processed(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return []
+
     def close(self) -> None:
         self.is_open = False
 

@@ -10,7 +10,13 @@ from torch import nn
 
 from rdt_vllm.errors import InstallError
 
-__all__ = ["ModuleTensors", "keeping_addresses", "layout", "own_tensors", "used_here"]
+__all__ = ["ModuleTensors", "copy_all", "keeping_addresses", "layout", "own_tensors", "used_here"]
+
+# Of which torch copies many tensors in one launch, on any device; of large ones it makes many.
+_COPIED_TOGETHER = frozenset(
+    {torch.bfloat16, torch.float16, torch.float32, torch.int8, torch.uint8, torch.int32}
+)
+_LARGE_BYTES = 4 << 20
 
 
 def own_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -108,6 +114,24 @@ def keeping_addresses(path: str, *holders: dict[str, Any]) -> Generator[None]:
     for holder, name, old, new in anew:
         old.data.copy_(new.data)
         holder[name] = old
+
+
+def copy_all(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy each second tensor into the first, of its shape and dtype; current stream, no autograd.
+
+    On a GPU a launch takes longer than copying a small tensor, so those are copied together.
+    """
+    together: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        for target, source in pairs:
+            if target.dtype in _COPIED_TOGETHER and target.nbytes < _LARGE_BYTES:
+                targets, sources = together.setdefault(target.dtype, ([], []))
+                targets.append(target)
+                sources.append(source)
+            else:
+                target.copy_(source)
+        for targets, sources in together.values():
+            torch._foreach_copy_(targets, sources)
 
 
 def used_here(tensors: Iterable[torch.Tensor]) -> None:

@@ -129,7 +129,7 @@ class Roster:
             wire_version=WIRE_VERSION,
             num_producers=settings.num_producers,
             num_slots=settings.num_slots,
-            max_chunk_bytes=settings.max_chunk_bytes,
+            max_chunk_bytes=settings.chunk_bytes,
             lookahead=settings.lookahead,
             num_replicas=settings.num_replicas,
             producers=tuple(self._producers[rank].record for rank in sorted(self._producers)),

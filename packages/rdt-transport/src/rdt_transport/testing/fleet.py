@@ -223,7 +223,7 @@ class Fleet:
             who,
             num_workers=num_workers,
             num_slots=self.settings.num_slots,
-            max_chunk_bytes=self.settings.max_chunk_bytes,
+            max_chunk_bytes=self.settings.chunk_bytes,
             direct=DirectRule.of(self.manifest, job.producers, live),
             max_direct_bytes=self._max_direct_bytes,
         )

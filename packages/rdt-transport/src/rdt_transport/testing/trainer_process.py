@@ -36,7 +36,7 @@ class _Hasty:
     """Events of a publisher whose work counts as done as soon as it is enqueued: a mutant."""
 
     def __init__(self, events: Events) -> None:
-        self._events = events
+        self._events, self.device = events, events.device
         self._publisher = threading.current_thread()
 
     def record(self) -> Event:
@@ -51,6 +51,9 @@ class _Hasty:
 
     def bind(self) -> None:
         self._events.bind()
+
+    def bind_with_stream(self) -> None:
+        self._events.bind_with_stream()
 
 
 class _Trainer:
@@ -168,7 +171,7 @@ def worker_of(
             ConsumerId(0, 0),
             num_workers=1,
             num_slots=settings.num_slots,
-            max_chunk_bytes=settings.max_chunk_bytes,
+            max_chunk_bytes=settings.chunk_bytes,
             direct=DirectRule.of(manifest, client.job(_SECONDS).producers, sink.destinations),
         )
         consumer = Consumer(
