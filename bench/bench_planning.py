@@ -139,7 +139,7 @@ class Job:
             consumer,
             num_workers=NUM_WORKERS,
             num_slots=self.settings.num_slots,
-            max_chunk_bytes=self.settings.max_chunk_bytes,
+            max_chunk_bytes=self.settings.chunk_bytes,
             direct=DirectRule.of(manifest, records, self.live),
         )
 
@@ -266,14 +266,15 @@ def attach(job: Job, address: RendezvousAddress, stage: "Stage") -> Steps:
     clock = Clock()
     with RendezvousClient(address) as client:
         with collector_paused():  # as the engine's adapter does
-            _attach(job, client, clock)
+            plan = _attach(job, client, clock)  # which the engine keeps
         gc.collect(0)
         clock.tick("collector")
+        assert plan.chunks
         stage.end()
     return clock.steps
 
 
-def _attach(job: Job, client: RendezvousClient, clock: Clock) -> None:
+def _attach(job: Job, client: RendezvousClient, clock: Clock) -> SyncPlan:
     record = client.job(SECONDS)
     clock.tick("job")
     manifest = decode_manifest(record.manifest)
@@ -293,6 +294,7 @@ def _attach(job: Job, client: RendezvousClient, clock: Clock) -> None:
         known = {offer.rank: offer for offer in offers}
         assert _sources(client.job(SECONDS), client.numbers(), plan, known)
     clock.tick("offers")
+    return plan
 
 
 async def _be_crowd(

@@ -39,7 +39,7 @@ def test_chunks_are_filled_in_first_use_order_with_the_packed_layout() -> None:
 def test_equal_slices_are_packed_once() -> None:
     copies = [copy("a", 8, "m1"), copy("b", 8), copy("a", 8, "m2")]
     (chunk,) = chunked(by_slice(copies), 64)
-    assert [[p.module for p in each] for each in chunk.copies] == [["m1", "m2"], ["m"]]
+    assert [p.module for p in chunk.placements] == ["m1", "m2", "m"]
     assert [slice_.name for slice_ in chunk.slices] == ["a", "b"]
 
 
@@ -47,8 +47,8 @@ def test_equal_slices_are_cut_alike_before_they_are_compared() -> None:
     copies = [copy("a", 24, "m1", cols=4), copy("a", 24, "m2", cols=6), copy("a", 12, "m3")]
     chunks = chunked(by_slice(copies), 12)
     assert names(chunks) == [[("a", 12)], [("a", 12)]]
-    assert [p.module for p in chunks[0].copies[0]] == ["m1", "m2", "m3"]
-    assert [p.module for p in chunks[1].copies[0]] == ["m1", "m2"]
+    assert [p.module for p in chunks[0].placements] == ["m1", "m2", "m3"]
+    assert [p.module for p in chunks[1].placements] == ["m1", "m2"]
 
 
 def test_an_uncuttable_piece_exceeds_the_cap_alone() -> None:
@@ -67,13 +67,13 @@ def test_chunks_hold_every_copy_once_and_respect_the_cap(data, max_chunk_bytes: 
     chunks = chunked(stream, max_chunk_bytes)
     for slices, copies_of, layout, _ in chunks:
         assert layout == pack_layout(slices)
-        assert len(copies_of) == len(slices)
+        assert list(dict.fromkeys(copy.slice for copy in copies_of)) == list(slices)
         assert 0 < layout.num_bytes
         assert layout.num_bytes <= max_chunk_bytes or len(slices) == 1
     pieces = [slice_ for chunk in chunks for slice_ in chunk.slices]
     assert len(set(pieces)) == len(pieces)
     expected = [p for s, c in stream for _, cs in cut(s, c, max_chunk_bytes) for p in cs]
-    found = [p for chunk in chunks for copies in chunk.copies for p in copies]
+    found = [p for chunk in chunks for p in chunk.placements]
     assert sorted(found, key=repr) == sorted(expected, key=repr)
 
 

@@ -157,8 +157,8 @@ def test_a_larger_run_is_cut_at_any_element() -> None:
 
 
 def test_an_element_larger_than_the_cap_is_a_chunk() -> None:
-    pieces = [(whole(SCALE), (copy(whole(SCALE), ()),))]
-    assert [part for part, _ in runs_within(pieces, 1)] == [pieces]
+    runs = [copy(whole(SCALE), ())]
+    assert [part for part, _ in runs_within(runs, 1)] == [runs]
 
 
 def test_a_plan_that_is_all_direct_needs_no_slots() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from rdt_plan._fields import MAX_INTEGER, array, integers, refuse
 
-__all__ = ["Numbers", "integer_column"]
+__all__ = ["Numbers", "integer_column", "transposed"]
 
 
 class Numbers(dict[Hashable, int]):
@@ -23,6 +23,15 @@ class Numbers(dict[Hashable, int]):
     def column(self, rows: Iterable[Hashable]) -> list[int]:
         """The number of each row."""
         return list(map(self.__getitem__, rows))
+
+
+def transposed(rows: Sequence[tuple[Any, ...]], width: int) -> Sequence[tuple[Any, ...]]:
+    """The columns of rows of ``width`` values.
+
+    >>> transposed([("a", 1), ("b", 2)], 2), transposed([], 2)
+    ([('a', 'b'), (1, 2)], [(), ()])
+    """
+    return list(zip(*rows, strict=True)) or [()] * width
 
 
 def integer_column(value: Any, where: str, below: int | None = None) -> Sequence[int]:

@@ -6,11 +6,10 @@ Everything of the plan is there but its consumer: equal workers of two replicas 
 import hashlib
 import sys
 from array import array
-from itertools import chain
 from operator import is_, itemgetter
 from typing import TYPE_CHECKING, Any
 
-from rdt_plan._columns import Numbers
+from rdt_plan._columns import Numbers, transposed
 from rdt_plan._encoding import plan_head
 
 if TYPE_CHECKING:
@@ -20,24 +19,39 @@ if TYPE_CHECKING:
 __all__ = ["plan_columns"]
 
 
-_NAME, _REGION = itemgetter(0), itemgetter(slice(1, None))  # of a slice
-_PLACE, _OFFSET, _FORM = itemgetter(1, 2), itemgetter(3), itemgetter(slice(4, None))  # of a copy
+_BLOCK = 32  # chunks at a time: a large plan does not fit a processor's cache
+_SLICE = itemgetter(0)  # of a copy
 
 
 def plan_columns(plan: "SyncPlan") -> dict[str, Any]:
-    slices = list(chain.from_iterable(chunk.serve.slices for chunk in plan.chunks))
-    copies = list(chain.from_iterable(chunk.placements for chunk in plan.chunks))
     regions, places, forms = Numbers(), Numbers(), Numbers()
+    chunks: list[tuple[Any, ...]] = []
+    names: list[str] = []
+    slices: list[int] = []
+    offsets: list[int] = []
+    destinations: list[int] = []
+    copies: list[int] = []
+    for start in range(0, len(plan.chunks), _BLOCK):
+        block = plan.chunks[start : start + _BLOCK]
+        chunks += map(_row, block)
+        name, *region = transposed([each for chunk in block for each in chunk.serve.slices], 5)
+        landed = [copy for chunk in block for copy in chunk.placements]
+        _, module, param, offset, *form = transposed(landed, 8)
+        names += name
+        slices += regions.column(zip(*region, strict=True))
+        offsets += offset
+        destinations += places.column(zip(module, param, strict=True))
+        copies += forms.column(zip(*form, strict=True))
     return {
         **plan_head(plan),
-        "chunks": list(map(_row, plan.chunks)),
-        "names": list(map(_NAME, slices)),
-        "slices": _hashed(regions.column(map(_REGION, slices))),
+        "chunks": chunks,
+        "names": names,
+        "slices": _hashed(slices),
         "regions": list(regions),
-        "offsets": _hashed(list(map(_OFFSET, copies))),
-        "destinations": _hashed(places.column(map(_PLACE, copies))),
+        "offsets": _hashed(offsets),
+        "destinations": _hashed(destinations),
         "places": list(places),
-        "copies": _hashed(forms.column(map(_FORM, copies))),
+        "copies": _hashed(copies),
         "forms": list(forms),
     }
 
@@ -72,7 +86,7 @@ def _row(chunk: "Chunk") -> tuple[Any, ...]:
 def _slices_copied(chunk: "Chunk") -> list[int] | None:
     """Which slice of the chunk each placement copies; None: each copies the next one."""
     slices = chunk.serve.slices
-    copied = [copy.slice for copy in chunk.placements]
+    copied = list(map(_SLICE, chunk.placements))
     if len(copied) == len(slices) and all(map(is_, copied, slices)):
         return None
     index_of = {slice_: index for index, slice_ in enumerate(slices)}

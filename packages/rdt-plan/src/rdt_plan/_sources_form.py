@@ -1,8 +1,9 @@
 """A producer's sources, and their JSON form: columns, since a large job has 300,000 of them."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, overload
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import accumulate, compress, pairwise
+from typing import Any, NamedTuple, cast, overload
 
 from rdt_plan._columns import integer_column
 from rdt_plan._fields import MAX_INTEGER, array, integer
@@ -20,6 +21,11 @@ class SourceRegion(NamedTuple):
     param: int
     address: int
     device: int
+
+
+_new_region = cast(
+    "Callable[[tuple[int, ...]], SourceRegion]", partial(tuple.__new__, SourceRegion)
+)
 
 
 class Sources(Sequence[SourceRegion]):
@@ -45,6 +51,16 @@ class Sources(Sequence[SourceRegion]):
             return regions
         return cls(*(tuple(zip(*regions, strict=True)) or ((), (), ())))
 
+    def among(self, params: Collection[int]) -> list[SourceRegion]:
+        """Those of ``params``, a set or a mapping, in order.
+
+        >>> Sources((2, 7), (4096, 8192), (0, 0)).among({7})
+        [SourceRegion(param=7, address=8192, device=0)]
+        """
+        rows = zip(self.params, self.addresses, self.devices, strict=True)
+        wanted = map(params.__contains__, self.params)
+        return list(map(_new_region, compress(rows, wanted)))
+
     def __len__(self) -> int:
         return len(self.params)
 
@@ -57,7 +73,7 @@ class Sources(Sequence[SourceRegion]):
         return kind(self.params[at], self.addresses[at], self.devices[at])  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[SourceRegion]:
-        return map(SourceRegion._make, zip(self.params, self.addresses, self.devices, strict=True))
+        return map(_new_region, zip(self.params, self.addresses, self.devices, strict=True))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)

@@ -6,10 +6,11 @@ spells names out. Where slices start in a chunk is not said: it follows from the
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, chain, islice, pairwise
+from itertools import accumulate, chain, islice
+from operator import sub
 from typing import Any
 
-from rdt_plan._columns import Numbers, integer_column
+from rdt_plan._columns import Numbers, integer_column, transposed
 from rdt_plan._fields import array, digest, fields, integer, positive, rows, string
 from rdt_plan._slice_form import slice_of
 from rdt_plan.chunks import ServeChunk
@@ -32,7 +33,7 @@ def table_form(table: ChunkTable, numbers: Mapping[str, int] | None = None) -> d
     ``numbers``: of the manifest's names, in order; None spells all names out.
     """
     slices = chain.from_iterable(chunk.slices for chunk in table.chunks)
-    names, *region = zip(*slices, strict=True) if table.chunks else ((), (), (), (), ())
+    names, *region = transposed(list(slices), 5)
     regions = Numbers()
     return {
         "owner": table.owner,
@@ -52,7 +53,8 @@ def table_form(table: ChunkTable, numbers: Mapping[str, int] | None = None) -> d
 def _steps(names: Sequence[str], numbers: Mapping[str, int]) -> list[int]:
     """From each name's number to the next one's, around the end; the first counts from 0."""
     total = len(numbers)
-    return [(b - a) % total for a, b in pairwise((0, *map(numbers.__getitem__, names)))]
+    at = list(map(numbers.__getitem__, names))
+    return [step % total for step in map(sub, at, (0, *at))]
 
 
 def table_of(form: Any, consumer: ConsumerId, names: Sequence[str] = ()) -> ChunkTable:

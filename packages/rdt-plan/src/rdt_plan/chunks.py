@@ -2,15 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
 from typing import NamedTuple
 
 from rdt_plan.cutting import Piece, cut
-from rdt_plan.direct import DirectRule, runs_within
+from rdt_plan.direct import Stream, runs_within
 from rdt_plan.layout import PackLayout, pack_layouts
 from rdt_plan.placement import Placement
 from rdt_plan.slices import Slice, bytes_of
 
 __all__ = ["Chunk", "Draft", "ServeChunk", "chunked", "drafts_of"]
+
+_SLICE = itemgetter(0)  # of a placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,28 +82,21 @@ class Chunk:
 
 
 class Draft(NamedTuple):
-    """A chunk that is not numbered yet: its slices, the copies of each, and where they start."""
+    """A chunk that is not numbered yet: its slices, their copies, and where they start."""
 
-    slices: Sequence[Slice]
-    copies: Sequence[tuple[Placement, ...]]
+    slices: tuple[Slice, ...]
+    placements: tuple[Placement, ...]
     layout: PackLayout
     is_direct: bool = False
 
 
-def drafts_of(
-    owner: int,
-    stream: Sequence[Piece],
-    rule: DirectRule,
-    max_chunk_bytes: int,
-    max_direct_bytes: int,
-) -> list[Draft]:
-    """The chunks of what ``owner`` serves of one group: those that ``rule`` makes direct first."""
-    direct, rest = rule.split(owner, stream)
-    drafts = []
-    for pieces, num_bytes in runs_within(direct, max_direct_bytes):
-        slices, copies = zip(*pieces, strict=True)
-        drafts.append(Draft(slices, copies, PackLayout((), num_bytes), is_direct=True))
-    return drafts + chunked(rest, max_chunk_bytes) if rest else drafts
+def drafts_of(stream: Stream, max_chunk_bytes: int, max_direct_bytes: int) -> list[Draft]:
+    """The chunks of what one owner serves of one group: direct ones first."""
+    drafts = [
+        Draft(tuple(map(_SLICE, runs)), tuple(runs), PackLayout((), num_bytes), is_direct=True)
+        for runs, num_bytes in runs_within(stream.direct, max_direct_bytes)
+    ]
+    return drafts + chunked(stream.rest, max_chunk_bytes) if stream.rest else drafts
 
 
 def chunked(pieces: Sequence[Piece], max_chunk_bytes: int) -> list[Draft]:
@@ -126,7 +123,8 @@ def chunked(pieces: Sequence[Piece], max_chunk_bytes: int) -> list[Draft]:
     start = 0
     for layout in pack_layouts(sizes, max_chunk_bytes):
         end = start + len(layout.offsets)
-        drafts.append(Draft(slices[start:end], copies[start:end], layout))
+        placements = tuple(chain.from_iterable(copies[start:end]))
+        drafts.append(Draft(slices[start:end], placements, layout))
         start = end
     return drafts
 

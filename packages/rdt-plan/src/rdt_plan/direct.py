@@ -7,22 +7,41 @@ stays where it is, one READ moves it: no pack, no slot, no scatter.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import repeat
+from itertools import chain
 from math import prod
-from operator import contains
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from rdt_plan._sources_form import Sources
 from rdt_plan.cutting import Piece, cut
 from rdt_plan.errors import PlanError
-from rdt_plan.placement import new_placement
+from rdt_plan.placement import Placement, new_placement
 from rdt_plan.slices import Slice, bytes_of, contiguous_stride
 
 if TYPE_CHECKING:
     from rdt_plan.manifest import Manifest
     from rdt_plan.records import ProducerRecord
 
-__all__ = ["DirectRule", "Part", "is_run", "runs_within"]
+__all__ = ["DirectRule", "Part", "Stream", "is_run", "lands_as_run", "runs_within"]
+
+
+class Stream(NamedTuple):
+    """What one owner serves of one gather group, in first-use order.
+
+    Attributes:
+        direct: the one copy of each direct slice, spelled as a run: with the shape of the slice.
+        rest: all else.
+    """
+
+    direct: list[Placement]
+    rest: list[Piece]
+
+    def add(self, piece: Piece, run: Placement | None) -> None:
+        """``run``: what `DirectRule.as_run` says of ``piece``."""
+        if run is None:
+            self.rest.append(piece)
+        else:
+            self.direct.append(run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +75,18 @@ class DirectRule:
         holders = list(map(manifest.ownership.holders_by_name.__getitem__, names))
         num_held = manifest.ownership.num_held
         everything = frozenset(names)
-        for producer in producers:  # they may have hundreds of thousands in all
-            rank, numbers = producer.rank, Sources.of(producer.sources).params
-            if numbers and numbers[-1] >= len(names):
+        held_by_all: dict[tuple[int, ...], frozenset[int]] = {}  # ranks that hold all these names
+        for producer in producers:  # they may have hundreds of thousands in all, often the same
+            rank, numbers = producer.rank, tuple(Sources.of(producer.sources).params)
+            if not numbers:
+                continue
+            if numbers[-1] >= len(names):
                 raise _not_held(rank, numbers[-1], names)
-            if not all(map(contains, [holders[number] for number in numbers], repeat(rank))):
+            ranks = held_by_all.get(numbers)
+            if ranks is None:
+                of = set(map(holders.__getitem__, numbers))
+                ranks = held_by_all[numbers] = frozenset.intersection(*of)
+            if rank not in ranks:
                 wrong = next(number for number in numbers if rank not in holders[number])
                 raise _not_held(rank, wrong, names)
             if len(numbers) == num_held[rank]:  # all that it holds, and it serves no others
@@ -74,34 +100,32 @@ class DirectRule:
         kept = {place for place in self.destinations if place[0] not in modules}
         return replace(self, destinations=frozenset(kept))
 
-    def split(self, owner: int, stream: Sequence[Piece]) -> tuple[Sequence[Piece], Sequence[Piece]]:
-        """What of ``stream``, which ``owner`` serves, is direct, and all else; both in order.
+    def split(self, owner: int, pieces: list[Piece]) -> Stream:
+        """What of ``pieces``, which ``owner`` serves, is direct, and all else."""
+        if not self.sources.get(owner):
+            return Stream([], pieces)
+        stream = Stream([], [])
+        for piece in pieces:
+            stream.add(piece, self.as_run(owner, piece))
+        return stream
+
+    def as_run(self, owner: int, piece: Piece) -> Placement | None:
+        """The copy of a direct piece, spelled as a run: with the shape of the slice; else None.
 
         Direct is a slice that has one placement, which copies all its bytes in order from one run
-        to another. Its placement is spelled as a run too: with the shape of the slice.
+        to another.
         """
-        names = self.sources.get(owner)
-        if not names:
-            return (), stream
-        direct: list[Piece] = []
-        rest: list[Piece] = []
-        destinations = self.destinations
-        for piece in stream:  # one turn for each slice of a plan
-            slice_, copies = piece
-            steps = slice_[4]
-            if steps in _RUNS and len(copies) == 1 and slice_[0] in names:
-                _, module, param, at, shape, stride, copied_dtype, source_stride = copies[0]
-                dtype, extents = slice_[1], slice_[3]
-                if (module, param) in destinations and copied_dtype == dtype:
-                    if shape == extents and stride == source_stride == steps:
-                        direct.append(piece)
-                        continue
-                    if _is_one_run(extents, shape, source_stride, stride):
-                        as_run = (slice_, module, param, at, extents, steps, dtype, steps)
-                        direct.append((slice_, (new_placement(as_run),)))
-                        continue
-            rest.append(piece)
-        return direct, rest
+        (name, dtype, _, shape, stride), copies = piece
+        if stride not in _RUNS or len(copies) != 1 or name not in self.sources.get(owner, ()):
+            return None
+        slice_, module, param, at, copied, steps, copied_dtype, source_steps = copies[0]
+        if copied_dtype != dtype or (module, param) not in self.destinations:
+            return None
+        if copied == shape and steps == source_steps == stride:
+            return copies[0]
+        if not lands_as_run(shape, stride, copied, source_steps, steps):
+            return None
+        return new_placement((slice_, module, param, at, shape, stride, dtype, stride))
 
 
 _RUNS = ((1,), ())
@@ -116,17 +140,27 @@ def _not_held(rank: int, number: int, names: Sequence[str]) -> PlanError:
 
 
 @lru_cache(maxsize=4096)  # a model's layers are alike
-def _is_one_run(
-    slice_shape: tuple[int, ...],
+def lands_as_run(
     shape: tuple[int, ...],
-    source_stride: tuple[int, ...],
     stride: tuple[int, ...],
+    copied: tuple[int, ...],
+    source_steps: tuple[int, ...],
+    steps: tuple[int, ...],
 ) -> bool:
-    """Whether all elements of a slice are copied, in order, from one run to another."""
-    return prod(shape) == prod(slice_shape) and all(
-        extent == 1 or before == after == step
-        for extent, before, after, step in zip(
-            shape, source_stride, stride, contiguous_stride(shape), strict=True
+    """Whether a slice is one run of bytes, and copied in order, and whole, to another.
+
+    Args:
+        shape, stride: of the canonical slice.
+        copied, source_steps, steps: shape, source stride and stride of the copy.
+    """
+    return (
+        stride in _RUNS
+        and prod(copied) == prod(shape)
+        and all(
+            extent == 1 or before == after == step
+            for extent, before, after, step in zip(
+                copied, source_steps, steps, contiguous_stride(copied), strict=True
+            )
         )
     )
 
@@ -141,30 +175,32 @@ def is_run(slice_: Slice) -> bool:
 
 
 class Part(NamedTuple):
-    """Pieces that are read as one, and the bytes of their slices."""
+    """Direct placements that are read as one, and the bytes of their slices."""
 
-    pieces: list[Piece]
+    placements: Sequence[Placement]
     num_bytes: int
 
 
-def runs_within(pieces: Sequence[Piece], max_bytes: int) -> list[Part]:
-    """Direct ``pieces`` in order, as many a part as fit ``max_bytes``; larger ones are cut.
+def runs_within(direct: Sequence[Placement], max_bytes: int) -> list[Part]:
+    """Direct placements in order, as many a part as fit ``max_bytes``; larger ones are cut.
 
-    >>> from rdt_plan import Placement
-    >>> runs = [Slice("w", "int8", at, (n,), (1,)) for at, n in ((0, 5), (8, 3))]
-    >>> pieces = [(s, (Placement(s, "m", "p", 0, s.shape, (1,), "int8", (1,)),)) for s in runs]
-    >>> [[slice_.numel for slice_, _ in part] for part, _ in runs_within(pieces, max_bytes=4)]
+    >>> slices = [Slice("w", "int8", at, (n,), (1,)) for at, n in ((0, 5), (8, 3))]
+    >>> runs = [Placement(s, "m", "p", 0, s.shape, (1,), "int8", (1,)) for s in slices]
+    >>> [[run.slice.numel for run in part] for part, _ in runs_within(runs, max_bytes=4)]
     [[4], [1, 3]]
     """
-    sizes = bytes_of(slice_ for slice_, _ in pieces)
-    if max(sizes, default=0) > max_bytes:
-        pieces = [each for piece in pieces for each in cut(*piece, max_bytes)]
-        sizes = bytes_of(slice_ for slice_, _ in pieces)
+    sizes = bytes_of(map(itemgetter(0), direct))
+    if sum(sizes) <= max_bytes:
+        return [Part(direct, sum(sizes))] if direct else []
+    if max(sizes) > max_bytes:
+        cuts = chain.from_iterable(cut(run.slice, (run,), max_bytes) for run in direct)
+        direct = [run for _, (run,) in cuts]
+        sizes = bytes_of(map(itemgetter(0), direct))
     parts: list[Part] = []
     start = total = 0
     for end, num_bytes in enumerate(sizes):
         if total + num_bytes > max_bytes and end > start:
-            parts.append(Part(list(pieces[start:end]), total))
+            parts.append(Part(direct[start:end], total))
             start, total = end, 0
         total += num_bytes
-    return [*parts, Part(list(pieces[start:]), total)] if pieces else parts
+    return [*parts, Part(direct[start:], total)]

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from rdt_plan.errors import OwnershipError
@@ -52,7 +52,10 @@ class Ownership:
         set_by_name: dict[str, int] = {}
         sets_by_cell: dict[str, Mapping[Cell, int]] = {}
         sets_by_group: list[tuple[int, ...]] = []
-        known: dict[object, Mapping[Cell, int]] = {}  # names of one layer kind are cut alike
+        # Names of one layer kind are cut alike, and neighbours mostly have the same owners.
+        known: dict[tuple[int, ...], dict[object, Mapping[Cell, int]]] = {}
+        cut: dict[object, Mapping[Cell, int]] = {}  # of names that have these owners:
+        cut_owners = None
         params = iter(manifest.params)
         for group in manifest.groups:
             found: dict[int, None] = {}
@@ -60,10 +63,13 @@ class Ownership:
             owners, number = None, -1
             for param in islice(params, len(group.names)):
                 if param.mesh_shape:
-                    key = (param.shape, param.owners, param.mesh_shape, param.placements)
-                    cells = known.get(key)
+                    if param.owners != cut_owners:
+                        cut_owners = param.owners
+                        cut = known.setdefault(cut_owners, {})
+                    key = (param.shape, param.mesh_shape, param.placements)
+                    cells = cut.get(key)
                     if cells is None:
-                        cells = known[key] = {
+                        cells = cut[key] = {
                             cell: numbers.setdefault(owners, len(numbers))
                             for cell, owners in _owners_by_cell(param).items()
                         }
@@ -109,17 +115,19 @@ class Ownership:
     @cached_property
     def holders_by_name(self) -> Mapping[str, frozenset[int]]:
         """The ranks that hold something of each name."""
-        by_cells, ranks = self._ranks_by_cells, self._ranks
-        held = {name: ranks[number] for name, number in self.set_by_name.items()}
-        return held | {name: by_cells[id(cells)] for name, cells in self.sets_by_cell.items()}
+        whole = map(self._ranks.__getitem__, self.set_by_name.values())
+        cut = map(self._ranks_by_cells.__getitem__, map(id, self.sets_by_cell.values()))
+        names = chain(self.set_by_name, self.sets_by_cell)
+        return dict(zip(names, chain(whole, cut), strict=True))
 
     @cached_property
     def num_held(self) -> Counter[int]:
         """Of how many names each rank holds something."""
-        kinds = {id(ranks): ranks for ranks in self.holders_by_name.values()}
         num_held: Counter[int] = Counter()
-        for kind, number in Counter(map(id, self.holders_by_name.values())).items():
-            num_held.update(dict.fromkeys(kinds[kind], number))
+        for owner_set, number in Counter(self.set_by_name.values()).items():
+            num_held.update(dict.fromkeys(self._ranks[owner_set], number))
+        for cells, number in Counter(map(id, self.sets_by_cell.values())).items():
+            num_held.update(dict.fromkeys(self._ranks_by_cells[cells], number))
         return num_held
 
     @cached_property
@@ -129,7 +137,8 @@ class Ownership:
     @cached_property
     def _ranks_by_cells(self) -> Mapping[int, frozenset[int]]:
         """Names of one kind share their mapping of cells."""
-        kinds = {id(cells): cells for cells in self.sets_by_cell.values()}
+        cut = self.sets_by_cell.values()
+        kinds = dict(zip(map(id, cut), cut, strict=True))
         return {
             key: frozenset().union(*(self._ranks[number] for number in cells.values()))
             for key, cells in kinds.items()

@@ -210,16 +210,16 @@ def build_plan(
         )
     check_programs(programs, writes)
     writes = [*writes, *chain.from_iterable(map(stagings, programs))]
-    streams = streams_of(manifest, writes, consumer.worker, num_workers)
     schedule = group_schedule(manifest)
     fills = tuple(write for write in writes if isinstance(write, Fill))
     rule = direct or DirectRule({}, frozenset())
     rule = rule.without({each.module for each in (*fills, *programs)})
+    streams = streams_of(manifest, writes, consumer.worker, num_workers, rule)
     drafts = [
         (owner, group, draft)
         for group in schedule
         for owner, stream in sorted(streams.get(group, {}).items())
-        for draft in drafts_of(owner, stream, rule, max_chunk_bytes, max_direct_bytes)
+        for draft in drafts_of(stream, max_chunk_bytes, max_direct_bytes)
     ]
     chunks = _chunks(drafts, num_slots, manifest.ownership.set_by_name)
     started = {module for chunk in chunks for module in chunk.materialize}
@@ -244,8 +244,7 @@ def _chunks(
 
     ``sets`` are the owner sets of names that are held whole.
     """
-    placements = [tuple(chain.from_iterable(draft.copies)) for _, _, draft in drafts]
-    modules = [dict.fromkeys(map(_MODULE, copies)) for copies in placements]
+    modules = [dict.fromkeys(map(_MODULE, draft.placements)) for _, _, draft in drafts]
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for index, touched in enumerate(modules):
@@ -283,11 +282,11 @@ def _chunks(
                     group=group,
                     serve_slot=serve_slot,
                     num_bytes=draft.layout.num_bytes,
-                    slices=tuple(draft.slices),
+                    slices=draft.slices,
                     offsets=draft.layout.offsets,
                 ),
                 receive_slot=receive_slot,
-                placements=placements[index],
+                placements=draft.placements,
                 materialize=tuple(m for m in modules[index] if first[m] == index),
                 complete=tuple(m for m in modules[index] if last[m] == index),
             )

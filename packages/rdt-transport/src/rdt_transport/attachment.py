@@ -210,8 +210,7 @@ def _sources(
                 f"producer {producer.rank} was replaced while this worker attached; initialise the "
                 "weight transfer again"
             )
-        sources = producer.sources
-        at = {number: index for index, number in enumerate(Sources.of(sources).params)}
-        wanted = ((name, at.get(numbers.get(name, -1))) for name in names.get(producer.rank, ()))
-        found[producer.rank] = {name: sources[i] for name, i in wanted if i is not None}
+        called = {numbers.get(name, -1): name for name in names.get(producer.rank, ())}
+        regions = Sources.of(producer.sources).among(called)
+        found[producer.rank] = {called[region.param]: region for region in regions}
     return found

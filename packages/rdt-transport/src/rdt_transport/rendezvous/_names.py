@@ -15,13 +15,14 @@ class Names:
     def __init__(self) -> None:
         self._encoded = b""
         self._names: Sequence[str] | None = ()
+        self._manifest: Manifest | None = None
 
     def learn(self, manifest: Manifest | bytes) -> None:
         """Of a manifest; if it is encoded, its names are read when they are asked for."""
         if isinstance(manifest, Manifest):
-            self._encoded, self._names = b"", manifest.names
+            self._encoded, self._names, self._manifest = b"", manifest.names, manifest
         else:
-            self._encoded, self._names = manifest, None
+            self._encoded, self._names, self._manifest = manifest, None, None
 
     def in_order(self) -> Sequence[str]:
         """None before `learn`, or of what is no manifest: then nobody numbers names."""
@@ -35,4 +36,6 @@ class Names:
 
     def numbers(self) -> Mapping[str, int]:
         """The position of each."""
+        if (manifest := self._manifest) is not None:
+            return manifest.numbers
         return dict(zip(self.in_order(), count(), strict=False))
