@@ -15,8 +15,11 @@ __all__ = ["ModuleSnapshot"]
 
 _T = TypeVar("_T")
 
-_PART = 1024  # modules or tensors that are looked at before others run: about a millisecond
+# How many modules or tensors are looked at before others run: about a millisecond of them, or a
+# tenth of that while others want to.
+_PART, _SMALL_PART = 1024, 64
 _PAUSE_SECONDS = 2e-5  # long enough for a thread that waits to be woken; none at all is not
+_WANTED_SECONDS = 2e-4  # what a pause takes in which another thread has run
 
 _tables_of = attrgetter("_parameters", "_buffers", "_modules")
 _values = methodcaller("values")
@@ -60,34 +63,41 @@ class ModuleSnapshot:
         with collector_paused():  # else it may walk the process's whole heap in the midst of a sync
             return self._entries_now() == self._entries and self._layout_now() == self._layout
 
-    def _entries_now(self) -> list[object]:
+    def _entries_now(self) -> list[list[object]]:
         """Of the modules as they were: where it is equal, there are no others."""
-        found: list[object] = []
+        lengths, names, ids = list[object](), list[object](), list[object]()
         for modules in _parts(self._modules):
             tables = list(chain.from_iterable(map(_tables_of, modules)))
-            found += map(len, tables)
+            lengths += map(len, tables)
             filled = list(filter(None, tables))  # of most modules two are empty
-            found += chain.from_iterable(filled)
-            found += map(id, chain.from_iterable(map(_values, filled)))
-        found += map(frozenset, map(_transient_of, self._buffered))
-        return found
+            names += chain.from_iterable(filled)
+            ids += map(id, chain.from_iterable(map(_values, filled)))
+        return [lengths, names, ids, [*map(frozenset, map(_transient_of, self._buffered))]]
 
-    def _layout_now(self) -> list[object]:
-        found: list[object] = []
+    def _layout_now(self) -> list[list[object]]:
+        found: list[list[object]] = [[] for _ in (*_LAYOUT, torch.Tensor.size)]
         for tensors in _parts(self._plain):
-            for asked in _LAYOUT:
-                found += map(asked, tensors)
+            for answers, asked in zip(found, _LAYOUT, strict=False):
+                answers += map(asked, tensors)
         for tensors in _parts(self._others):
-            found += map(torch.Tensor.size, tensors)
+            found[-1] += map(torch.Tensor.size, tensors)
         return found
 
 
 def _parts(whole: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    """Piece by piece, and before each others run: weights are being sent meanwhile, and who waits
-    for the interpreter waits for 5 ms otherwise."""
-    for start in range(0, len(whole), _PART):
+    """Piece by piece, and before each others run: weights are packed and sent meanwhile.
+
+    Who waits for the interpreter waits for a whole piece otherwise, and packing a chunk waits for
+    it again and again. A pause takes longer where somebody did; pieces are small then.
+    """
+    start, size = 0, _PART
+    while start < len(whole):
+        began = time.perf_counter()
         time.sleep(_PAUSE_SECONDS)
-        yield whole[start : start + _PART]
+        is_wanted = time.perf_counter() - began > _WANTED_SECONDS
+        size = min(_SMALL_PART if is_wanted else 2 * size, _PART)
+        yield whole[start : start + size]
+        start += size
 
 
 def _modules_of(module: nn.Module) -> list[nn.Module]:
