@@ -9,20 +9,24 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from bench.gpu.__main__ import _failed, main
 from bench.gpu.devices import Devices, placed
 from bench.gpu.fsdp_trainer import FsdpTrainer
 from bench.gpu.measured import Result
 from bench.gpu.models import MODELS, fill
 from bench.gpu.tables import tables
 from bench.gpu.ways import SOURCES, VARIANTS, ways
+from bench.gpu.worker import GpuWorker
 from rdt_trainer import JobSettings
 from rdt_trainer.testing import TorchEngineClient
 from rdt_transport.testing.object_process import ObjectProcess
@@ -92,6 +96,7 @@ def test_a_path_that_failed_is_a_row_among_the_others() -> None:
     results = {
         "rdt": Result([9.0, 0.01, 0.02, 0.03], (0, 7), target=4.0),
         "rdt staged": Result([9.0], error="[/bad] it broke"),
+        "rdt wrong": Result([9.0, 0.01], (2, 7), target=4.0),
         "vllm sharded_rdt": Result([9.0, 0.1], (1, 7)),
     }
     console = Console(width=140, file=io.StringIO(), markup=False)
@@ -104,6 +109,7 @@ def test_a_path_that_failed_is_a_row_among_the_others() -> None:
         ["device copy", "", "1.00", "1000", "", "", ""],
         ["rdt", "9000.0", "20.00", "50", "5.0", "4 met", "0 of 7"],
         ["rdt staged", "", "failed", "", "", "", ""],
+        ["rdt wrong", "9000.0", "10.00", "100", "10.0", "4 void", "2 of 7"],
         ["vllm sharded_rdt", "9000.0", "100.00", "10", "1.0", "", "1 of 7"],
     ]
 
@@ -174,8 +180,8 @@ def test_two_ranks_send_their_shards_of_each_version(tmp_path: Path) -> None:
         assert [rank.stop() for rank in ranks] == [0, 0]
 
 
-def last_line(*options: str) -> dict[str, Any]:
-    """What a run on the CPU ends with."""
+def last_line(*options: str, status: int = 0) -> dict[str, Any]:
+    """What a run on the CPU ends with; its exit status is checked."""
     command = [sys.executable, "-m", "bench.gpu", "--device", "cpu", "--tiny", "--threads", ""]
     ended = subprocess.run(
         [*command, "--syncs", "1", *options],
@@ -186,10 +192,54 @@ def last_line(*options: str) -> dict[str, Any]:
         timeout=400,
         check=False,
     )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.returncode == status, ended.stdout + ended.stderr
     found = json.loads(ended.stdout.splitlines()[-1])
     assert found["bench"] == "gpu"
     return found
+
+
+def test_a_kind_that_is_unknown_is_no_success() -> None:
+    with pytest.raises(typer.BadParameter, match="no kind 'moee': expected some of dense, moe"):
+        main(kinds="dense,moee", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("result", "on_cpu", "on_gpu"),
+    [
+        (Result([9.0, 0.1], (0, 7)), [], []),
+        (Result([9.0, 0.1], (1, 7)), [], ["rdt"]),  # a CPU packs parameters
+        (Result([9.0], error="it broke"), ["rdt"], ["rdt"]),
+        (Result([9.0, 0.1], (0, 7), error="no trace"), ["rdt"], ["rdt"]),
+    ],
+)
+def test_what_failed_decides_the_exit_status(
+    result: Result, on_cpu: list[str], on_gpu: list[str]
+) -> None:
+    bench: Any = SimpleNamespace(results={"rdt": result})
+    assert (_failed(bench, "cpu"), _failed(bench, "cuda")) == (on_cpu, on_gpu)
+
+
+class DeafWorker(GpuWorker):
+    """Whose loaders write nothing."""
+
+    def deafen(self) -> None:
+        model: Any = self._model
+        model.load_weights = lambda weights: set()
+
+
+@contextmanager
+def worker_made(kind: type[DeafWorker]) -> Generator[DeafWorker]:
+    yield kind("dense", True, "cpu")
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(300)
+def test_a_comparison_with_weights_that_were_not_loaded_fails() -> None:
+    with ObjectProcess(worker_made, DeafWorker) as worker:
+        worker.ask("deafen")
+        wrong, compared = worker.ask("num_wrong", 1)
+        assert wrong == compared > 0
+        assert worker.stop() == 0
 
 
 @pytest.mark.engine
@@ -217,6 +267,7 @@ def test_two_trainers_are_rows_for_each_source_whichever_fails() -> None:
     found = last_line(
         *("--kinds", "dense,rank", "--variants", "rdt", "--max-chunk-mib", "1"),
         *("--trainers", "2", "--gpus", "2", "--peers", "sharded_rdt", "--read-threads=-1,0"),
+        status=1,
     )
 
     assert found.keys() == {"bench", "dense"}

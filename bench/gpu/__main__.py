@@ -10,7 +10,7 @@ With ``--trainers 2`` the trainer is two ranks of FSDP2, on a GPU each, and a sy
 the first began it until the last one returned; ours only, and without the stages of a sync, which
 are recorded of one rank. Of several combinations of settings only a variant's first has them.
 
-The last line is one JSON object.
+The last line is one JSON object. The exit status is 1 where a path failed, or, on a GPU, differs.
 """
 
 import json
@@ -82,11 +82,20 @@ def _measured(
         yield name, bench.theirs(name, backend, NAMESPACE)
 
 
+def _failed(bench: Bench, device: str) -> list[str]:
+    """The paths that did, or, on a GPU, wrote other bytes."""
+    return [
+        name
+        for name, result in bench.results.items()
+        if not result.is_whole or (is_gpu(device) and not result.is_exact)
+    ]
+
+
 def main(
     kinds: Annotated[str, typer.Option(help="models, by comma")] = ",".join(MODELS),
     device: Annotated[str, typer.Option(help="cuda, or cpu to try this out")] = "cuda",
     tiny: Annotated[bool, typer.Option(help="small layers")] = False,
-    syncs: Annotated[int, typer.Option(help="warm syncs a path")] = 5,
+    syncs: Annotated[int, typer.Option(min=1, help="warm syncs a path")] = 5,
     peers: Annotated[str, typer.Option(help="vLLM's backends, by comma")] = "sharded_rdt,ipc",
     variants: Annotated[str, typer.Option(help="ours, by comma")] = ",".join(VARIANTS),
     max_chunk_mib: Annotated[str, typer.Option(help="largest chunks of ours, by comma")] = "1280",
@@ -102,6 +111,8 @@ def main(
     """Print the tables of every model, and one JSON line."""
     import ray
 
+    if unknown := [each for each in kinds.split(",") if each not in MODELS]:
+        raise typer.BadParameter(f"no kind {unknown[0]!r}: expected some of {', '.join(MODELS)}")
     devices = placed(device, gpus, trainers, tp)
     if len({*devices.trainers, *devices.workers}) > 1:
         # each process sees both, or none could map the other's memory
@@ -124,7 +135,7 @@ def main(
     )
     console, found = Console(width=140, markup=False), dict[str, Any]()
     # A rank of eight is one worker, and knows of one trainer.
-    chosen = [each for each in kinds.split(",") if each in MODELS and (is_alone or each != "rank")]
+    chosen = [each for each in kinds.split(",") if is_alone or each != "rank"]
     limits = {kind: dict[str, float]() for kind in chosen}
     for kind, num_threads in product(chosen, numbers(threads)):
         if kind != "rank":  # it reads parts
@@ -136,7 +147,8 @@ def main(
     benches = [  # they start side by side
         Bench(kind, tiny, devices, syncs, f"{folder.name}/{kind}") for kind in chosen
     ]
-    for bench in [bench for bench in benches if _has_started(bench, found)]:
+    started = [bench for bench in benches if _has_started(bench, found)]
+    for bench in started:
         began = time.perf_counter()
         # A rank has no engine that a peer could drive, and peers have one trainer and one worker.
         is_compared = is_alone and bench.kind != "rank"
@@ -162,6 +174,11 @@ def main(
     for left in Path("/dev/shm").glob(f"{Path(folder.name).name}-*"):
         left.unlink()  # by workers on a CPU
     print(json.dumps({"bench": "gpu", **found}))
+    failed = [bench.kind for bench in benches if bench not in started]
+    failed += [f"{bench.kind} {name}" for bench in started for name in _failed(bench, device)]
+    if failed:
+        logging.error("failed: %s", ", ".join(failed))
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,11 @@ class Result:
         return not self.error and len(self.seconds) > 1
 
     @property
+    def is_exact(self) -> bool:
+        """Whether all was compared, and nothing differs."""
+        return self.wrong is not None and not self.wrong[0]
+
+    @property
     def median(self) -> float:
         """Of the warm syncs."""
         return statistics.median(self.seconds[1:])

@@ -149,6 +149,8 @@ class GpuWorker:
             )
             for name, shape in self._shapes.items()
         )
+        for each in self._model.parameters():
+            each.detach().zero_()  # what the loader leaves alone is not equal to itself
         load_weights: Any = self._model.load_weights
         with self._active():
             initialize_layerwise_reload(self._model)

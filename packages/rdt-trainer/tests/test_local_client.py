@@ -2,6 +2,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from rdt_trainer.errors import ClientError
 from rdt_trainer.local_client import LocalClient
@@ -148,3 +149,53 @@ def test_no_thread_is_left_behind():
     for thread in threading.enumerate():
         if thread.name == "rdt-Llm":
             thread.join()  # for ever, else
+
+
+class Gpus:
+    """Whose current device and stream are each thread's own, as torch's are."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._current = threading.local()
+        self.set_device_index(0)
+        self.log: list[tuple] = []
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        for name in ("current_device_index", "set_device_index", "current_stream"):
+            monkeypatch.setattr(torch.accelerator, name, getattr(self, name))
+
+    def current_device_index(self) -> int:
+        return getattr(self._current, "index", 0)
+
+    def set_device_index(self, index: int) -> None:
+        self._current.index = index
+
+    def current_stream(self) -> "Gpus":
+        return self
+
+    def synchronize(self) -> None:
+        self.log.append(("completed", self.current_device_index(), threading.get_ident()))
+
+    def launch(self, *arguments: object) -> None:
+        self.log.append(("enqueued", self.current_device_index(), threading.get_ident()))
+        if arguments[-1:] == ("wrong",):
+            raise ValueError("refused")
+
+
+def test_what_an_engine_in_this_process_enqueued_on_its_gpu_has_completed(monkeypatch):
+    gpus, llm = Gpus(monkeypatch), Llm()
+    gpus.set_device_index(1)
+    monkeypatch.setattr(llm, "finish_weight_update", gpus.launch)
+    client = LocalClient(llm)
+    gpus.set_device_index(0)
+    client.finish("1")
+    with pytest.raises(ClientError, match="refused"):
+        client.finish("wrong")
+    assert [(what, index) for what, index, _ in gpus.log] == [("enqueued", 1), ("completed", 1)] * 2
+    threads = [thread for _, _, thread in gpus.log]
+    assert threads[0::2] == threads[1::2]  # each waited for its own stream
+
+
+def test_no_gpu_is_touched_where_none_was_before(monkeypatch):
+    client = LocalClient(Llm())
+    gpus = Gpus(monkeypatch)  # the trainer's, from now on
+    client.finish("1")
+    assert gpus.log == []

@@ -1,8 +1,10 @@
 """A client of an engine that lives in this process."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from typing import Any
+
+import torch
 
 from rdt_trainer.arguments import checked_seconds
 from rdt_trainer.call_thread import CallThread
@@ -21,8 +23,12 @@ class LocalClient:
     may never return: vLLM's waits for the answer of a process, also of one that died. Until a call
     that was given up returns, the next ones are refused.
 
+    An engine may also run in this process, on a GPU. Its calls then use the device that was current
+    where this client was made, and what they enqueued has completed when they return: the engine's
+    own thread has a stream of its own, which waits for nobody's.
+
     Args:
-        llm: the engine.
+        llm: the engine; made on this thread, if it runs in this process.
         num_workers: as `Client` says.
         timeout_seconds: how long one call may take.
 
@@ -35,6 +41,9 @@ class LocalClient:
         self.name = type(llm).__name__
         self._timeout_seconds = checked_seconds("timeout_seconds", timeout_seconds)
         self._last: tuple[str, Future[Any]] | None = None  # the call that was made last
+        # None: nothing of the engine is on a GPU of this process; asking would put something there.
+        on_gpu = torch.get_device_module("cuda").is_initialized()
+        self._device = torch.accelerator.current_device_index() if on_gpu else None
 
     def init(self, init_info: Mapping[str, Any]) -> None:
         self._call("init_weight_transfer_engine", {"init_info": dict(init_info)})
@@ -83,7 +92,7 @@ class LocalClient:
                 server_text=f"still in {self._last[0]}",
             )
         thread = CallThread(f"rdt-{self.name}")
-        call = thread.submit(lambda: function(*arguments))
+        call = thread.submit(lambda: self._made(function, arguments))
         thread.close(wait=False)  # it ends with the call
         self._last = method, call
         if not wait([call], self._timeout_seconds).done:
@@ -97,3 +106,12 @@ class LocalClient:
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             raise ClientError(f"{self.name}.{method}: {text}", server_text=text) from error
+
+    def _made(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        if self._device is None:
+            return function(*arguments)
+        torch.accelerator.set_device_index(self._device)
+        try:
+            return function(*arguments)
+        finally:
+            torch.accelerator.current_stream().synchronize()
