@@ -147,6 +147,29 @@ def test_bases_that_do_not_hold_the_copy_are_refused(kernels: bool) -> None:
     table.run([wide], [small, good])
 
 
+def test_a_base_whose_memory_was_taken_away_is_refused(kernels: bool) -> None:
+    """As FSDP does with what it has gathered: shape, strides and dtype are what they were."""
+    table = CopyTable([Copy(0, 0, 0, 0, (6,), (1,), (1,), 4)], "cpu", kernels=kernels)
+    whole, emptied = torch.zeros(6), torch.zeros(6)
+    table.run([emptied], [whole])
+    emptied.untyped_storage().resize_(0)
+    with pytest.raises(SliceError, match=r"^source 0: expected at least 24 bytes on cpu, found 0"):
+        table.run([emptied], [whole])
+    with pytest.raises(SliceError, match=r"^target 0: expected at least 24 bytes on cpu, found 0"):
+        table.run([whole], [emptied])
+
+
+@needs_triton
+def test_addresses_that_could_not_be_sent_are_sent_the_next_time() -> None:
+    """Kernels would read and write where what was sent before lay."""
+    from rdt_transport.triton_copies import _Addresses
+
+    addresses = _Addresses(torch.device("cuda", 0))  # there is none
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            addresses.uploaded([4096, 8192])
+
+
 @pytest.mark.parametrize(
     "change",
     [

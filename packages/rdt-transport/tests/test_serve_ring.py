@@ -167,6 +167,35 @@ def test_the_slots_of_a_ring_are_idle_when_its_last_reader_left(make_wire: MakeW
         expect_halves(fleet, 1, 0, 1, 2)
 
 
+def test_the_slots_of_a_ring_that_cannot_be_prepared_are_idle(
+    make_wire: MakeWire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its consumer is refused; the next one's ring takes them, and is prepared as well."""
+
+    def fail(ring: ServeRing) -> None:
+        raise RuntimeError("no compiler")
+
+    with fleet_of(make_wire) as fleet:
+        rings = fleet.producers[0]._rings
+        before = {id(ring.arena) for ring in rings._rings.values()}
+        fleet.consumers[1].close()
+        fleet.clients[3].leave()
+        settle(fleet, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(rings, "_device", "cuda")  # where kernels have to be compiled
+            patch.setattr(ServeRing, "prepare", fail)
+            with pytest.raises(TornError, match="no compiler"):
+                fleet.attach(1)
+        until(lambda: len(rings._idle) == 1)
+        assert len(rings._rings) == 1
+        fleet.consumers[0].close()  # its replica was dropped
+        fleet.attach(1)
+        fleet.attach(0)
+        assert {id(ring.arena) for ring in rings._rings.values()} == before
+        fleet.sync(draw(MANIFEST, 1))
+        expect_halves(fleet, 1, 0, 1, 2)
+
+
 def test_a_ring_of_direct_chunks_takes_no_slots(make_wire: MakeWire) -> None:
     """Neither new ones nor those that are idle: the next ring that needs some gets them."""
     manifest = model()

@@ -268,6 +268,64 @@ def test_a_failed_sync_leaves_a_whole_model_that_the_next_one_heals(
     worker.installer.close(TIMEOUT_SECONDS)
 
 
+class Lost:
+    """A mark on a device that has failed since."""
+
+    def query(self) -> bool:
+        raise RuntimeError("an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize(
+    ("where", "kind"), [("before a chunk", RuntimeError), ("copying back", InstallError)]
+)
+def test_a_device_that_fails_fails_the_sync_at_once(
+    config: VllmConfig,
+    tmp_path: Path,
+    where: str,
+    kind: type[Exception],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = checkpoints(tmp_path, TINY_QWEN3, 1, 2)
+    worker = InstallWorker(config, first, live=False)
+    before = structure(worker.model)
+    if where == "before a chunk":
+        worker.installer._retired.add([], Lost())
+    else:
+        monkeypatch.setattr("rdt_vllm.install.copy_all", lambda pairs: Lost().query())
+
+    answers = worker.queue(load_file(second / "model.safetensors"))
+    with pytest.raises(kind, match="illegal memory access"):
+        worker.installer.drain(TIMEOUT_SECONDS)
+
+    answered = sorted(answers.scattered_chunks + answers.failed_chunks)
+    assert answered == [chunk.index for chunk in worker.plan.chunks]
+    monkeypatch.undo()
+    worker.installer._retired._waiting.clear()
+    worker.installer.abandon(RuntimeError("given up"), TIMEOUT_SECONDS)
+    assert structure(worker.model) == before
+    worker.installer.close(TIMEOUT_SECONDS)
+
+
+def test_an_error_that_is_kept_keeps_no_memory(config: VllmConfig, tmp_path: Path) -> None:
+    first, second = checkpoints(tmp_path, TINY_QWEN3, 1, 2)
+    worker = InstallWorker(config, first, live=False)
+    filled: list[weakref.ref[torch.Tensor]] = []
+
+    def refuse_late(path: str, module: nn.Module) -> None:
+        filled.extend(weakref.ref(each) for each in module._parameters.values() if each is not None)
+        if len(filled) > 1:
+            raise Refusal(path)
+
+    worker.installer.observe(refuse_late)
+    worker.queue(load_file(second / "model.safetensors"))
+    with pytest.raises(InstallError) as caught:
+        worker.installer.finish(TIMEOUT_SECONDS)
+    worker.installer.abandon(caught.value, TIMEOUT_SECONDS)
+
+    assert filled and not [each() for each in filled if each() is not None]
+    worker.installer.close(TIMEOUT_SECONDS)
+
+
 def test_calls_out_of_order_are_refused(config: VllmConfig, tmp_path: Path) -> None:
     (first,) = checkpoints(tmp_path, TINY_QWEN3, 1)
     worker = InstallWorker(config, first)

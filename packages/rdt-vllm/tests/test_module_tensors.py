@@ -99,6 +99,12 @@ def test_all_pairs_are_copied_whatever_their_dtypes_and_strides(device: str) -> 
     pairs.append((wants, torch.ones(4, device=device)))
     expected.append(torch.ones(4))
 
+    with torch.inference_mode():  # what the first forward made
+        made = [torch.zeros(shape, device=device) for shape in ((4,), (2 << 20,))]
+    for target in made:
+        pairs.append((target, torch.ones(target.shape, device=device)))
+        expected.append(torch.ones(target.shape))
+
     copy_all(pairs)
 
     for (target, _), drawn in zip(pairs, expected, strict=True):

@@ -48,6 +48,23 @@ def test_in_the_end_nothing_is_kept() -> None:
     assert not any(each() is not None for each in kept)
 
 
+@pytest.mark.parametrize("in_the_end", [True, False])
+def test_nor_is_what_the_frames_of_an_error_still_hold(in_the_end: bool) -> None:
+    retired, mark, held = Retired(), Mark(), [torch.zeros(3)]
+    tensor = weakref.ref(held[0])
+    retired.add(held, mark)
+    retired.let_go()
+    assert tensor() is not None
+
+    mark.completed = True
+    if in_the_end:
+        retired.end()
+    else:
+        retired.let_go()
+
+    assert tensor() is None and held == []
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("keeps", [True, False])

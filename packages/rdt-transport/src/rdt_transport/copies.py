@@ -86,7 +86,7 @@ class CopyTable:
 
     def prepare(self) -> None:
         """Get ready what the first `run` would, kernels included, for bases that are aligned."""
-        if self._copies and self._kernels is not False:
+        if self._copies and self._kernels is not False and self._mover is None:
             self._residues = [0] * (self._num_sources + self._num_targets)
             self._mover = self._made(self._residues)
 
@@ -127,8 +127,7 @@ class CopyTable:
     ) -> None:
         for index, count in needed.items():
             base = bases[index]
-            if base.nbytes >= count and base.is_contiguous() and base.device == self._device:
-                continue  # as nearly all are; asking for the storage takes longer
+            # The storage says what there is: FSDP empties those of tensors that keep their shapes.
             held = base.untyped_storage().nbytes() - _start(base)
             if held < count or base.device != self._device:
                 name = f"{names} {index}" if isinstance(names, str) else names[index]

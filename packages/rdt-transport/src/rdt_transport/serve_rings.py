@@ -189,9 +189,14 @@ class ServeRings:
     def _ring(self, table: ChunkTable) -> ServeRing:
         ring = self._rings.get(table.plan_digest)
         if ring is None:
-            ring = self._rings[table.plan_digest] = ServeRing(table, self._arena(table))
-            if torch.device(self._device).type != "cpu":
-                ring.prepare()
+            ring = ServeRing(table, self._arena(table))
+            try:
+                if torch.device(self._device).type != "cpu":
+                    ring.prepare()
+            except BaseException:
+                self._lay_by(ring)
+                raise
+            self._rings[table.plan_digest] = ring
         return ring
 
     def _arena(self, table: ChunkTable) -> Arena | None:
@@ -230,5 +235,9 @@ class ServeRings:
         del ring.readers[incarnation]
         if not ring.readers:
             del self._rings[ring.table.plan_digest]
-            if ring.arena is not None:
-                self._idle.append(ring.arena)
+            self._lay_by(ring)
+
+    def _lay_by(self, ring: ServeRing) -> None:
+        """Its slots are for the next ring that they fit."""
+        if ring.arena is not None:
+            self._idle.append(ring.arena)

@@ -187,10 +187,15 @@ class _Addresses:
         """What kernels enqueued from now on read; right until the next call."""
         if self._uploaded == addresses:
             return self._tensor
-        self._uploaded = list(addresses)
+        self._uploaded = []  # until they are: what follows may fail
         if self._device.type == "cpu":
             self._tensor = torch.tensor(addresses)
-            return self._tensor
+        else:
+            self._send(addresses)
+        self._uploaded = list(addresses)
+        return self._tensor
+
+    def _send(self, addresses: Sequence[int]) -> None:
         if self._sent is None or not self._sent.query():  # the last ones may still be on their way
             self._host = torch.empty(len(addresses), dtype=torch.int64, pin_memory=True)
             self._sent = torch.Event(self._device)
@@ -199,7 +204,6 @@ class _Addresses:
         self._host.numpy()[:] = addresses
         self._tensor.copy_(self._host, non_blocking=True)
         self._sent.record()
-        return self._tensor
 
 
 class _Launch:

@@ -135,8 +135,7 @@ class Installer:
         self.drain(timeout_seconds)
         unread = self._completion.unread
         if unread:
-            began = self._events.record()
-            self._processing.put((unread, began))
+            self._processing.put((unread, self._events.record()))
             self.drain(timeout_seconds)
         for unit in self._live if self._observer or self._verification else ():
             try:
@@ -185,9 +184,9 @@ class Installer:
         if self._error is not None:
             sink.scatter_failed(chunk.index, self._error)
             return
-        self._retired.let_go()
         with torch.no_grad(), self._events.stream():
             try:
+                self._retired.let_go()
                 self.touched = True
                 for path in chunk.materialize:
                     self._open(self._units.of[path])
@@ -256,7 +255,8 @@ class Installer:
             if self.intervals is not None:
                 self.intervals.add("post-process", -1, began)
         except BaseException as error:
-            self._fail(error)
+            named = isinstance(error, InstallError)
+            self._fail(error if named else InstallError.of("post-processing failed", error))
 
     def _processed(
         self, unit: InstallUnit, filled: list[torch.Tensor]

@@ -119,17 +119,18 @@ def keeping_addresses(path: str, *holders: dict[str, Any]) -> Generator[None]:
 def copy_all(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Copy each second tensor into the first, of its shape and dtype; current stream, no autograd.
 
-    On a GPU a launch takes longer than copying a small tensor, so those are copied together.
+    On a GPU a launch takes longer than copying a small tensor, so those are copied together. What
+    was made in inference mode can be written outside of it through ``.data`` only.
     """
     together: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         for target, source in pairs:
             if target.dtype in _COPIED_TOGETHER and target.nbytes < _LARGE_BYTES:
                 targets, sources = together.setdefault(target.dtype, ([], []))
-                targets.append(target)
-                sources.append(source)
+                targets.append(target.data)
+                sources.append(source.data)
             else:
-                target.copy_(source)
+                target.data.copy_(source.data)
         for targets, sources in together.values():
             torch._foreach_copy_(targets, sources)
 

@@ -1,7 +1,6 @@
 """Memory that one thread's stream allocated and another's may still read."""
 
 from collections import deque
-from collections.abc import Sequence
 
 import torch
 
@@ -17,19 +16,21 @@ class Retired:
     A device's allocator gives what is let go of to whatever the stream that it was allocated on
     enqueues next, without regard to other streams. It can be told of those, tensor by tensor, which
     takes as long as a launch each; so they are kept until it need not be told.
+
+    Lists of them are emptied then: the frames of an error that is kept may hold them for long.
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[Event, Sequence[torch.Tensor]]] = deque()
+        self._waiting: deque[tuple[Event, list[torch.Tensor]]] = deque()
 
-    def add(self, tensors: Sequence[torch.Tensor], event: Event) -> None:
-        """Keep ``tensors``, which nothing behind ``event`` reads; any thread, events in order."""
+    def add(self, tensors: list[torch.Tensor], event: Event) -> None:
+        """Take ``tensors``, which nothing behind ``event`` reads; any thread, events in order."""
         self._waiting.append((event, tensors))
 
     def let_go(self) -> None:
         """Let go of what no device reads any more; one thread at a time."""
         while self._waiting and self._waiting[0][0].query():
-            self._waiting.popleft()
+            self._waiting.popleft()[1].clear()
 
     def end(self) -> None:
         """Let go of everything: the calling thread's current stream waits for all the events."""
@@ -37,3 +38,4 @@ class Retired:
             event, tensors = self._waiting.popleft()
             if not event.query():
                 used_here(tensors)
+            tensors.clear()
