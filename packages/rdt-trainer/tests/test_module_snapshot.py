@@ -147,12 +147,13 @@ def test_others_run_while_it_looks():
 
 
 def test_the_same_is_seen_in_parts_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They follow how much others want to run meanwhile."""
+    """Small ones where that is asked for."""
     model = nn.ModuleList(nn.Linear(2, 3) for _ in range(50))
     taken = snapshot(model)
     for size in (1, 7, 64):
         monkeypatch.setattr(module_snapshot, "_PART", size)
-        assert taken.holds()
+        with module_snapshot.gentle_looks(size != 7):
+            assert taken.holds()
         model[size % 50].weight, before = model[0].bias, model[size % 50].weight
         assert not taken.holds()
         model[size % 50].weight = before

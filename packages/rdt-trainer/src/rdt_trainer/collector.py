@@ -9,6 +9,7 @@ import torch
 
 from rdt_plan import Manifest, ParamMeta
 from rdt_trainer.errors import SourceError
+from rdt_trainer.module_snapshot import gentle_looks
 from rdt_trainer.source import AdaptedSource, NamedTensors, StablePasses
 from rdt_trainer.tensor_versions import TensorVersions
 from rdt_transport.pack import torch_dtype
@@ -71,8 +72,10 @@ class GroupCollector:
             source.fill()
         return cls(manifest, rank, iter(()), device, standing=source.stable, passes=source.passes)
 
-    def confirm(self) -> None:
+    def confirm(self, *, gently: bool = False) -> None:
         """Ask the source for its standing tensors, and start its pass without them.
+
+        ``gently``: in small steps, see `gentle_looks`.
 
         Before anything is collected, and before the last group is published: no worker may have
         all of a set of which some is no longer the source's. Raises `SourceError` when they are
@@ -81,7 +84,8 @@ class GroupCollector:
         if self._unconfirmed is None:
             return
         passes, known = self._unconfirmed, self.standing
-        found = passes.stable_tensors()
+        with gentle_looks(gently):
+            found = passes.stable_tensors()
         if found.keys() != known.keys():
             name = min(found.keys() ^ known.keys())
             raise SourceError(

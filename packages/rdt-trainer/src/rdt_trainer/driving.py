@@ -6,6 +6,7 @@ heard from the rendezvous.
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from rdt_plan import ConsumerId, EpochRecord
@@ -21,7 +22,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Driving:
-    """Starts on construction.
+    """Starts on construction, and drops nobody for being late before `watch`.
 
     Args:
         control: makes the calls.
@@ -54,9 +55,16 @@ class Driving:
         self._changed = threading.Condition()
         self._stopped = False
         self._timers: list[threading.Timer] = []
+        self._started = time.monotonic()
         # With the record itself, no worker need ask for it.
         control.sync(sorted(self._workers), record.to_json(), weight_version, self._on_end)
-        self._in_half_the_time(self._on_half_time)
+
+    def watch(self) -> None:
+        """From now on whoever is late is dropped; not before, as a timer takes time to start.
+
+        Called once, by who made this.
+        """
+        self._at(0.5, self._on_half_time)
 
     @property
     def lost(self) -> BaseException | None:
@@ -109,8 +117,10 @@ class Driving:
         if self._note(replica, ReplicaEvent.FAILED):
             self._drop(replica, _words_of(error))
 
-    def _in_half_the_time(self, call: Callable[[], None]) -> None:
-        timer = threading.Timer(self._timeout_seconds / 2, call)
+    def _at(self, share: float, call: Callable[[], None]) -> None:
+        """Make the call when that share of the time is over."""
+        due = self._started + share * self._timeout_seconds
+        timer = threading.Timer(max(0.0, due - time.monotonic()), call)
         timer.name = "rdt-deadline"
         timer.daemon = True
         timer.start()
@@ -120,7 +130,7 @@ class Driving:
         with self._changed:
             if self._stopped:
                 return
-            self._in_half_the_time(self._on_deadline)
+            self._at(1.0, self._on_deadline)
             late = [each for each in self._replicas.driven if not self._control.is_finishing(each)]
         self._give_up(late, self._timeout_seconds / 2)
 

@@ -1,7 +1,9 @@
 """A module's tensors as they were: whether they still are is told at once, not name by name."""
 
+import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from operator import attrgetter, methodcaller
 from typing import TypeVar
@@ -11,15 +13,14 @@ from torch import nn
 
 from rdt_plan.collector import collector_paused
 
-__all__ = ["ModuleSnapshot"]
+__all__ = ["ModuleSnapshot", "gentle_looks"]
 
 _T = TypeVar("_T")
 
 # How many modules or tensors are looked at before others run: about a millisecond of them, or a
-# tenth of that while others want to.
-_PART, _SMALL_PART = 1024, 64
+# tenth of that.
+_PART, _SMALL_PART = 1024, 128
 _PAUSE_SECONDS = 2e-5  # long enough for a thread that waits to be woken; none at all is not
-_WANTED_SECONDS = 2e-4  # what a pause takes in which another thread has run
 
 _tables_of = attrgetter("_parameters", "_buffers", "_modules")
 _values = methodcaller("values")
@@ -84,20 +85,34 @@ class ModuleSnapshot:
         return found
 
 
-def _parts(whole: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    """Piece by piece, and before each others run: weights are packed and sent meanwhile.
+class _Pace(threading.local):
+    is_gentle = False
 
-    Who waits for the interpreter waits for a whole piece otherwise, and packing a chunk waits for
-    it again and again. A pause takes longer where somebody did; pieces are small then.
+
+_pace = _Pace()
+
+
+@contextmanager
+def gentle_looks(are_wanted: bool) -> Generator[None]:
+    """What this thread looks at meanwhile it looks at in small parts, if that is wanted.
+
+    A source's interface has no word for it. For when chunks are packed: each pack waits for the
+    interpreter again and again, a whole part each time. Small parts take longer in all.
     """
-    start, size = 0, _PART
-    while start < len(whole):
-        began = time.perf_counter()
+    _pace.is_gentle = are_wanted
+    try:
+        yield
+    finally:
+        _pace.is_gentle = False
+
+
+def _parts(whole: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    """Piece by piece, and before each others run: weights are being sent meanwhile, and who waits
+    for the interpreter waits for 5 ms otherwise."""
+    size = min(_SMALL_PART, _PART) if _pace.is_gentle else _PART
+    for start in range(0, len(whole), size):
         time.sleep(_PAUSE_SECONDS)
-        is_wanted = time.perf_counter() - began > _WANTED_SECONDS
-        size = min(_SMALL_PART if is_wanted else 2 * size, _PART)
         yield whole[start : start + size]
-        start += size
 
 
 def _modules_of(module: nn.Module) -> list[nn.Module]:

@@ -19,11 +19,7 @@ from rdt_trainer.numbering import EpochNumbering
 from rdt_trainer.report import SyncReport, bytes_pulled
 from rdt_trainer.sync_errors import UNTOLD, raised_by
 from rdt_trainer.sync_state import Cause, Consequence, Stage, SyncState
-from rdt_transport.errors import (
-    EpochFailedError,
-    RdtTransportError,
-    SyncAbortedError,
-)
+from rdt_transport.errors import EpochFailedError, RdtTransportError, SyncAbortedError
 from rdt_transport.intervals import Intervals
 from rdt_transport.producer import Producer
 from rdt_transport.rendezvous import (
@@ -136,9 +132,12 @@ class Sync:
         if collector.standing:
             with self._step("publish", Cause.PRODUCER):
                 del groups[: producer.publish_standing(collector.standing, hold_back=True)]
+        if self._driving is not None:
+            self._driving.watch()
+        if collector.standing:
             began = time.perf_counter()
             with self._step("gather", Cause.SOURCE_RAISED):
-                collector.confirm()  # while they are read
+                collector.confirm(gently=producer.is_urgent())  # while they are read
             self.intervals.add("gather", producer.groups[-1], began)
         while groups:
             with self._step("publish", Cause.PRODUCER):

@@ -86,6 +86,10 @@ class Consumer:
 
     # ---- one epoch, from the caller's threads ----------------------------------------------
 
+    def expect(self) -> None:
+        """An epoch is about to begin: what producers say of it is heard from now on."""
+        self._progress.submit(lambda wire: None, self)  # a quiet wire is polled seldom
+
     def start(self, record: EpochRecord) -> None:
         """Begin pulling epoch ``record.epoch``; returns at once.
 

@@ -179,15 +179,15 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
 
     def start_weight_update(self) -> None:
         """Open an update; the engine must be paused with no forward in flight until it ends."""
-        _, installer = self._attached()
+        link, installer = self._attached()
+        link.consumer.expect()
         if self._open:
             self._give_up(LifecycleError("a new update began before this one was finished"))
         elif self._error is not None:  # the installer's threads may have been late
             installer.abandon(self._error, self._timeout_seconds)
         self._started = time.perf_counter()
         self._open = True
-        self._epoch = None
-        self._error = None
+        self._epoch = self._error = None
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Begin pulling one epoch; returns when the reads are under way, without a device sync."""
