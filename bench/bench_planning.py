@@ -265,7 +265,8 @@ def attach(job: Job, address: RendezvousAddress, stage: "Stage") -> Steps:
     """One worker: read the job, plan, subscribe, take the offers."""
     clock = Clock()
     with RendezvousClient(address) as client:
-        with collector_paused():  # as the engine's adapter does
+        gc.unfreeze()  # a worker's process has nothing frozen
+        with collector_paused(stays=True):  # as the engine's adapter does
             plan = _attach(job, client, clock)  # which the engine keeps
         gc.collect(0)
         clock.tick("collector")

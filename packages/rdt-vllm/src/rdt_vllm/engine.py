@@ -104,7 +104,7 @@ class RdtWeightTransferEngine(_vllm.WeightTransferEngine[RdtInitInfo, RdtUpdateI
             timeout_seconds=init_info.timeout_seconds,
         )
         try:
-            with collector_paused():  # all of this stays, and is a good part of the heap
+            with collector_paused(stays=True):  # and it is a good part of the heap
                 manifest = link.manifest()
                 recording = self._record(manifest, init_info)
                 planned = WorkerPlan.build(
