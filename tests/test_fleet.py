@@ -36,7 +36,7 @@ class Server(LocalClient):
     """An engine that may die and be replaced, as a server behind an address.
 
     A call of vLLM's own client never returns when the engine's process was killed; a connection to
-    a server breaks, and so does this.
+    a server breaks, and so does this, long before `LocalClient` would give up.
     """
 
     def __init__(self, llm: Any) -> None:
@@ -52,15 +52,17 @@ class Server(LocalClient):
         self._died = threading.Event()
 
     def _call(self, method: str, *arguments: Any) -> Any:
+        function = getattr(self._llm, method)
         thread = CallThread("call of an engine that may die")
-        answers: list[Any] = []
-        call = thread.submit(lambda: answers.append(super(Server, self)._call(method, *arguments)))
+        call = thread.submit(lambda: function(*arguments))
         thread.close(wait=False)
         while not call.done():
             if self._died.wait(0.01):
                 raise ClientError(f"{method}: the connection broke", server_text="")
-        call.result()
-        return answers[0]
+        try:
+            return call.result()
+        except Exception as error:
+            raise ClientError(f"{method}: {error}", server_text=str(error)) from error
 
 
 class Fleet:
