@@ -2,11 +2,12 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,18 @@ SECONDS = 120.0
 
 # It says when it is about to pause, and does when it gets a line.
 HELD_PUSH = """
-import sys; sys.modules['ray'] = None
+import signal, sys; sys.modules['ray'] = None
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the one who tests ignores
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from rdt_trainer.push import command
 class Held(command.HttpClient):
     def pause(self, mode):
         print("about to pause", flush=True)
         sys.stdin.readline()
         super().pause(mode)
+    def shutdown(self):
+        super().shutdown()
+        print("detached", flush=True)
 command.HttpClient = Held
 sys.exit(command.main(sys.argv[1:]))
 """
@@ -155,9 +161,14 @@ def test_bytes_that_change_on_their_way_are_found_and_never_served(
     assert servers.weight_version() == "nine"
 
 
-def test_one_that_is_terminated_while_requests_end_leaves_nobody_paused(
-    servers: Servers, tmp_path: Path
+@pytest.mark.parametrize(
+    ("number", "loaded"),
+    [(signal.SIGTERM, False), (signal.SIGINT, True), (signal.SIGHUP, True)],
+)
+def test_one_that_is_ended_while_requests_end_leaves_nobody_paused(
+    servers: Servers, tmp_path: Path, number: int, loaded: bool
 ) -> None:
+    """Under load the server has work again as soon as it resumes, so the pause never ends."""
     before, version = servers.complete(), servers.weight_version()
     pushed = checkpoint(tmp_path, 11)
     ended: list[Completion] = []
@@ -165,7 +176,10 @@ def test_one_that_is_terminated_while_requests_end_leaves_nobody_paused(
     arguments = [str(pushed), "--url", servers.urls[0], "--timeout", "120"]
     command = [sys.executable, "-c", HELD_PUSH, *arguments]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as pushing:
+    with (
+        Load(servers) if loaded else nullcontext(),
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as pushing,
+    ):
         assert pushing.stdin is not None and pushing.stdout is not None
         assert pushing.stdout.readline() == "about to pause\n"
         asking.start()
@@ -174,10 +188,13 @@ def test_one_that_is_terminated_while_requests_end_leaves_nobody_paused(
         pushing.stdin.flush()
         while not servers.is_paused():
             assert pushing.poll() is None
-        pushing.terminate()
-        _, said = pushing.communicate(timeout=120)
-    assert pushing.returncode == 143
+        pushing.send_signal(number)
+        printed, said = pushing.communicate(timeout=120)
+    assert pushing.returncode == 128 + number
+    assert "letting the servers go" in said
     assert f"{servers.urls[0]} serves the old weights" in said
+    assert "left paused" not in said and "still in a call" not in said
+    assert printed == "detached\n"
     asking.join()
     assert not servers.is_paused()
     assert ended[0].finish_reason == "length"
@@ -238,6 +255,7 @@ def test_a_push_that_is_refused_leaves_the_server_to_its_trainer(
         status, said, errors = rdt_push(str(pushed), *both, option)
         assert status == 3
         assert "is attached to job" in said["error"]
+        assert "POST /shutdown_weight_transfer_engine" in said["error"]
         assert "nothing was changed" in said["error"]
         assert "while closing" not in errors
         assert not servers.is_paused()
@@ -303,10 +321,11 @@ def others(kind: str) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("shallower", "model.layers.1"),
-        ("deeper", "layers.2"),
-        ("wider", ""),
-        ("more", "value_head"),
+        ("shallower", "the checkpoint lacks model.layers.1."),
+        ("deeper", "500: 'model.layers.2."),
+        ("wider", "500: '"),
+        ("more", "500: 'value_head.weight' of the checkpoint"),
+        ("more", "--unconsumed 'value_head.*'"),
         ("another", "experts"),
     ],
 )
@@ -319,6 +338,7 @@ def test_another_models_checkpoint_is_told_in_the_workers_words(
     assert status == 3
     assert said in errors
     assert "nothing was changed" in errors
+    assert not any(word in errors for word in ("collective_rpc", "stack trace", "exempt"))
     assert "while closing" not in errors
     assert not servers.is_paused()
     assert servers.complete().tokens == before.tokens

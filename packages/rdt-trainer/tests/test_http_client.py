@@ -105,6 +105,16 @@ def test_errors_carry_the_servers_words(server, body, text):
     assert str(caught.value) == f"POST {server.url}/update_weights: HTTP 500: {text}"
 
 
+def test_long_words_keep_their_beginning_and_their_end(server):
+    text = "what went wrong" + 9000 * "." + "where"
+    server.answers["/update_weights"] = (500, json.dumps({"error": text}))
+    with HttpClient(server.url) as client, pytest.raises(ClientError) as caught:
+        client.update({})
+    said = caught.value.server_text
+    assert said.startswith("what went wrong") and said.endswith("where")
+    assert len(said) < 4100 and " [...] " in said
+
+
 @pytest.mark.parametrize("is_paused", [True, False])
 def test_whether_it_is_paused_is_asked(server, is_paused):
     server.answers["/is_paused"] = (200, json.dumps({"is_paused": is_paused}))

@@ -1,5 +1,6 @@
 """Pushing a checkpoint, over real reads, into deployments that need no inference engine."""
 
+import importlib.metadata
 import io
 import json
 import os
@@ -78,7 +79,12 @@ def test_every_server_gets_the_checkpoint_and_serves_on(checkpoint: Path, staged
     assert [(read.worker, read.owner) for read in reads] == [(0, 0), (1, 0), (0, 0)]
     assert sum(read.bytes_direct for read in reads) == (0 if staged else 2 * outcome.num_bytes)
     assert sum(read.bytes_staged for read in reads) == (2 * outcome.num_bytes if staged else 0)
-    assert [stage for stage, _, _ in stages] == [Stage.ATTACH, Stage.PUSH]
+    assert [stage for stage, _, _ in stages] == [
+        Stage.REACH,
+        Stage.ATTACH,
+        Stage.PAUSE,
+        Stage.PUSH,
+    ]
     _, done, total = stages[-1]
     assert done() == total == 2 * outcome.num_bytes
 
@@ -196,6 +202,39 @@ def test_exit_statuses_before_anything_is_pushed(
 ) -> None:
     assert main([str(checkpoint), *arguments]) == status
     assert said in capsys.readouterr().err
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"rdt-push {importlib.metadata.version('rdt-trainer')}\n"
+
+
+def test_a_name_that_all_loaders_pass_over_is_told_with_the_option(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = TorchEngineClient(NixlWire, ignores=["model.norm.weight"])
+    monkeypatch.setattr(command, "HttpClient", lambda *_, **__: engine)
+    assert main([str(checkpoint), "--url", "http://127.0.0.1:9"]) == 2
+    said = capsys.readouterr().err
+    assert "rdt-push: 'model.norm.weight' of the checkpoint: read by no worker" in said
+    assert "--unconsumed 'model.norm.*'" in said and "RdtTrainer(" not in said
+
+
+def test_what_one_waits_for_is_what_is_shown(checkpoint: Path) -> None:
+    """Also where one server hangs, or fails: no bar of a stage that is over."""
+    begun: list[Stage] = []
+    for fails, expected in (("is_paused", Stage.REACH), ("init", Stage.ATTACH)):
+        engine = PushedEngine(fails=fails)
+        with pytest.raises(ClientError):
+            push(checkpoint, [engine], OPTIONS, lambda stage, *_: begun.append(stage))
+        assert begun[-1] is expected
+    seen: dict[str, Stage] = {}
+    engine = PushedEngine(before=lambda call: seen.setdefault(call, begun[-1]) and None)
+    push(checkpoint, [engine], OPTIONS, lambda stage, *_: begun.append(stage))
+    assert seen["is_paused"] is Stage.REACH
+    assert seen["init"] is Stage.ATTACH
+    assert seen["pause"] is Stage.PAUSE
+    assert seen["start"] is seen["update"] is Stage.PUSH
 
 
 def test_a_server_that_is_given_twice_is_pushed_to_once(

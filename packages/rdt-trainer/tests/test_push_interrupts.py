@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,6 +42,14 @@ def given_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return event
 
 
+def settled(is_so: Callable[[], bool]) -> bool:
+    """Whether it becomes so: a pause that outlives its push ends on a thread of its own."""
+    deadline = time.monotonic() + SECONDS
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return is_so()
+
+
 def interrupting(number: int, at: str, given_up: threading.Event) -> Callable[[str], None]:
     """Interrupts this process in that call, once, which ends after that."""
     pending = [at]
@@ -76,8 +85,8 @@ def test_an_interrupt_lets_servers_go_on_and_says_what_became_of_each(
     assert said["exit_status"] == status
     for text in (said["error"], printed.err):
         assert f"{engine.name} {STATES[at]}" in text
-    assert engine.is_paused() == ("paused" in STATES[at])
-    assert engine.calls[-1] == "shutdown"
+    assert settled(lambda: engine.is_paused() == ("paused" in STATES[at]))
+    assert "shutdown" in engine.calls
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
@@ -102,6 +111,33 @@ def test_one_that_an_earlier_push_left_torn_stays_paused(
         given_up.clear()
     assert command.main(words) == 0
     assert not engine.is_paused()
+
+
+def test_a_server_whose_requests_do_not_end_is_let_go_and_detached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It serves, as it says when it is asked, whatever its pause would make of it."""
+    said, ends = [], threading.Event()
+
+    def hang(call: str) -> None:
+        if call == "pause":
+            os.kill(os.getpid(), signal.SIGTERM)
+            ends.wait(SECONDS)
+        elif call == "resume":
+            said.append(capfd.readouterr().err)
+
+    save_file({"model.layers.0.w": torch.ones(4, 4)}, tmp_path / "model.safetensors")
+    engine = PushedEngine(before=hang)
+    monkeypatch.setattr(command, "HttpClient", lambda *_, **__: engine)
+    status = command.main([str(tmp_path), "--url", "http://127.0.0.1:9", "--timeout", "20"])
+    assert status == 143
+    assert "terminated: letting the servers go" in said[0], "at once"
+    printed = capfd.readouterr().err
+    assert f"{engine.name} serves the old weights; a pause under way may still land" in printed
+    assert "left paused" not in printed and "still in a call" not in printed
+    assert engine.calls == ["init", "resume", "shutdown"]
+    ends.set()
+    assert settled(lambda: engine.calls[-2:] == ["pause", "resume"])
 
 
 def test_signals_that_the_process_ignores_stay_ignored() -> None:

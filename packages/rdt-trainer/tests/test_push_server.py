@@ -1,6 +1,8 @@
 """One server that is pushed to, given up at every moment: it serves old weights or none."""
 
 import threading
+import time
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
@@ -13,32 +15,68 @@ from rdt_trainer.testing.pushed_engine import PushedEngine
 SECONDS = 20.0
 
 
-@pytest.mark.parametrize("fails", ["", "pause"])
-def test_a_pause_that_ends_too_late_begins_no_update(fails: str) -> None:
-    engine = PushedEngine(fails=fails)
+def settled(is_so: Callable[[], bool]) -> bool:
+    """Whether it becomes so: a pause that outlives its push ends on a thread of its own."""
+    deadline = time.monotonic() + SECONDS
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return is_so()
+
+
+def test_what_is_given_up_before_its_pause_is_not_paused() -> None:
+    engine = PushedEngine()
     server = PushedServer(engine, "wait")
     server.recover()
-    with pytest.raises(ClientError, match="HTTP 500" if fails else "given up before its weights"):
+    with pytest.raises(ClientError, match="given up before its weights"):
         server.start()
-    assert engine.calls == ["pause", "resume"]
-    assert not engine.is_paused() and not server.is_paused
+    assert engine.calls == []
+    assert not server.is_paused and not server.is_pausing
 
 
-def test_what_is_given_up_during_its_pause_counts_as_paused_until_that_ends() -> None:
-    seen = []
+@pytest.mark.parametrize("fails", ["", "pause"])
+def test_a_pause_that_hangs_holds_nothing_up_and_is_undone_when_it_ends(fails: str) -> None:
+    asked, ends = threading.Event(), threading.Event()
 
-    def give_up(call: str) -> None:
+    def hang(call: str) -> None:
         if call == "pause":
-            server.recover()
-            seen.append(server.is_paused)
+            asked.set()
+            assert ends.wait(SECONDS)
 
-    engine = PushedEngine(before=give_up)
+    engine = PushedEngine(before=hang, fails=fails)
     server = PushedServer(engine, "wait")
-    with pytest.raises(ClientError, match="given up"):
+    giving_up = threading.Thread(target=lambda: asked.wait(SECONDS) and server.recover())
+    giving_up.start()
+    with pytest.raises(ClientError, match="given up before its weights"):
         server.start()
-    assert seen == [True]
-    assert engine.calls == ["resume", "pause", "resume"]
-    assert not server.is_paused
+    giving_up.join()
+    assert engine.calls == ["resume"]
+    assert server.is_pausing and not server.is_paused, "the server says that it is not"
+    ends.set()
+    assert settled(lambda: engine.calls == ["resume", "pause", "resume"])
+    assert settled(lambda: not engine.is_paused() and not server.is_paused)
+    assert not server.is_pausing
+
+
+@pytest.mark.parametrize("really", [False, True])
+def test_what_does_not_answer_the_resume_is_asked_whether_it_is_paused(really: bool) -> None:
+    engine = PushedEngine()
+    server = PushedServer(engine, "wait")
+    server.start()
+    if not really:
+        engine.resume()
+    engine.fails = "resume"
+    server.recover()
+    assert server.is_paused is really
+
+
+def test_each_step_is_told_once_it_is_taken() -> None:
+    engine, told = PushedEngine(), []
+    server = PushedServer(engine, "wait", on_step=lambda step: told.append((step, *engine.calls)))
+    engine.fails = "init"
+    with pytest.raises(ClientError):
+        server.init({})
+    server.start()
+    assert told == [("reached",), ("paused", "init", "pause")]
 
 
 def test_what_was_given_up_and_serves_is_not_updated() -> None:

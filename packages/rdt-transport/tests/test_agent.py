@@ -40,6 +40,31 @@ def test_defaults_are_set_at_creation_unless_the_user_set_them():
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.parametrize("given", ["", "handler", "user"])
+def test_a_process_with_an_agent_is_hung_up_as_without_one(given):
+    """UCX would take the signal for its debug output, and keep it from the process."""
+    result = run_python(
+        "import os, signal, sys, time\n"
+        "os.environ.setdefault('UCX_NET_DEVICES', 'lo')\n"
+        "os.environ.pop('UCX_DEBUG_SIGNO', None)\n"
+        f"given = {given!r}\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever the one who tests ignores\n"
+        "if given == 'handler':\n"
+        "    signal.signal(signal.SIGHUP, lambda number, frame: sys.exit(7))\n"
+        "if given == 'user':\n"
+        "    os.environ['UCX_DEBUG_SIGNO'] = 'SIGUSR2'\n"
+        "from rdt_transport.agent import NixlAgent\n"
+        "agent = NixlAgent('a')\n"
+        "asked = signal.SIGUSR2 if given == 'user' else signal.SIGHUP\n"
+        "os.kill(os.getpid(), asked)\n"
+        "time.sleep(0.1)\n"
+        "agent.close()\n"
+        "sys.exit(9)\n"
+    )
+
+    assert result.returncode == {"": -1, "handler": 7, "user": 9}[given], result.stderr
+
+
 def test_a_missing_nixl_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "nixl._api", None)
 

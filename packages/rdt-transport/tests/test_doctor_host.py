@@ -9,6 +9,7 @@ from rdt_transport.doctor.host import host_facts, settings, versions
 
 ZCOPY = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"  # read for every agent
 LEVEL = "NIXL_LOG_LEVEL"  # read once a process
+SIGNO = "UCX_DEBUG_SIGNO"  # so is this
 
 
 def write(root: Path, path: str, text: str) -> None:
@@ -53,6 +54,8 @@ def test_a_kernel_that_says_nothing_is_not_guessed_at(tmp_path: Path) -> None:
         ({}, {}, {ZCOPY: "y"}, True, ("y", "rdt")),
         ({}, {}, {LEVEL: "y"}, False, ("y", "rdt")),
         ({}, {}, {LEVEL: "y"}, True, ("y", "too late")),
+        ({}, {}, {SIGNO: "0"}, False, ("0", "rdt")),
+        ({}, {}, {SIGNO: "0"}, True, ("0", "too late")),
         ({LEVEL: "n"}, {LEVEL: "n"}, {LEVEL: "n"}, True, ("n", "user")),
         ({}, {}, {}, False, (None, "nobody")),
         ({ZCOPY: "n"}, {ZCOPY: "n"}, {ZCOPY: "n"}, False, ("n", "user")),
@@ -64,7 +67,7 @@ def test_a_kernel_that_says_nothing_is_not_guessed_at(tmp_path: Path) -> None:
 def test_who_set_a_variable(started, prepared, running, was_loaded, expected) -> None:
     found = settings(started, prepared, running, was_loaded)
 
-    name = LEVEL if LEVEL in running else ZCOPY
+    name = next(iter(running), ZCOPY)
     assert Setting(name, *expected) in found
 
 

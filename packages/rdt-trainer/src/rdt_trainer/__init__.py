@@ -4,62 +4,22 @@
 clients, and sends the source's weights whenever it is told to.
 """
 
-from rdt_trainer.client import Client
-from rdt_trainer.engine import RdtTrainer
-from rdt_trainer.errors import (
-    ClientError,
-    RankFailedError,
-    RdtTrainerError,
-    SettingsError,
-    SourceError,
-    SyncFailedError,
-    TrainerStateError,
-)
-from rdt_trainer.held_parts import HeldPart, merged_metadata
-from rdt_trainer.http_client import HttpClient
-from rdt_trainer.local_client import LocalClient
-from rdt_trainer.module_source import ModuleSource
-from rdt_trainer.named_views import NamedView
-from rdt_trainer.ray_client import RayClient
-from rdt_trainer.report import SyncReport
-from rdt_trainer.safetensors_source import SafetensorsSource
-from rdt_trainer.sharded_source import ShardedModuleSource
-from rdt_trainer.source import (
-    LocalWeightSource,
-    SourceMeta,
-    StablePasses,
-    StableTensors,
-    WeightSource,
-    adapt,
-)
-from rdt_transport.rendezvous import JobSettings, RendezvousAddress
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "Client",
-    "ClientError",
-    "HeldPart",
-    "HttpClient",
-    "JobSettings",
-    "LocalClient",
-    "LocalWeightSource",
-    "ModuleSource",
-    "NamedView",
-    "RankFailedError",
-    "RayClient",
-    "RdtTrainer",
-    "RdtTrainerError",
-    "RendezvousAddress",
-    "SafetensorsSource",
-    "SettingsError",
-    "ShardedModuleSource",
-    "SourceError",
-    "SourceMeta",
-    "StablePasses",
-    "StableTensors",
-    "SyncFailedError",
-    "SyncReport",
-    "TrainerStateError",
-    "WeightSource",
-    "adapt",
-    "merged_metadata",
-]
+if TYPE_CHECKING:
+    from rdt_trainer.exports import *  # noqa: F403
+
+
+def __getattr__(name: str) -> Any:
+    """From `exports`, once it is asked for: `rdt-push` begins in this package, before torch."""
+    if name.startswith("__") and name != "__all__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    exports = import_module("rdt_trainer.exports")
+    if name != "__all__" and name not in exports.__all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(exports, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__getattr__("__all__")})

@@ -181,4 +181,5 @@ def _server_text(response: httpx.Response) -> str:
     if found is None:
         found = response.text or response.reason_phrase
     text = found if isinstance(found, str) else json.dumps(found)
-    return text[:MAX_SERVER_TEXT_CHARS]
+    half = MAX_SERVER_TEXT_CHARS // 2  # what went wrong comes first, and where last
+    return text if len(text) <= 2 * half else f"{text[:half]} [...] {text[-half:]}"

@@ -2,7 +2,7 @@
 
 Importing this module imports nothing of NIXL and sets nothing. Making a `NixlAgent` does both: it
 sets those of `ENVIRONMENT_DEFAULTS` that the user left unset, and then imports NIXL, because NIXL
-reads its variables once, and UCX its own when an agent is made.
+reads its variables once, and UCX its own when it is loaded or an agent is made.
 """
 
 import importlib
@@ -35,6 +35,9 @@ ENVIRONMENT_DEFAULTS = {
     "NIXL_LOG_LEVEL": "WARN",
     # Without it a read between two GPUs of one node without NVLink falls back to TCP, silently.
     "UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "y",
+    # UCX takes SIGHUP, as it is loaded, for a switch to debug output: a process that is hung up,
+    # or handles it, would go on and write pages.
+    "UCX_DEBUG_SIGNO": "0",
 }
 """Environment variables set when an agent is made, each only where the user has not set it; those
 of CUDA only where there is a GPU, since UCX warns of settings that nothing reads."""

@@ -2,7 +2,7 @@
 
 import sys
 
-from rdt_trainer.push.command import main
+from rdt_trainer.push.entry import main
 
 __all__ = []
 

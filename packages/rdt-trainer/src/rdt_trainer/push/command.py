@@ -1,5 +1,6 @@
 """`rdt-push`: push a safetensors checkpoint into running vLLM servers."""
 
+import importlib.metadata
 import json
 import logging
 import socket
@@ -20,22 +21,24 @@ from rdt_trainer.arguments import MAX_SECONDS
 from rdt_trainer.errors import RdtTrainerError, SettingsError, SourceError
 from rdt_trainer.http_client import HttpClient
 from rdt_trainer.push.display import StageProgress, show_outcome, wide_console
-from rdt_trainer.push.interrupts import SignalInterrupt, interrupted_by_signals
+from rdt_trainer.push.interrupts import ENDED, SignalInterrupt, interrupted_by_signals
 from rdt_trainer.push.pushing import PushOptions, push
+from rdt_trainer.push.wording import PlainFormatter, plain
 from rdt_transport.errors import RdtTransportError
 
 __all__ = ["EXIT_STATUS", "app", "main"]
 
 EXIT_STATUS = {
-    0: "every server serves the new weights (with --dry-run: would get them)",
+    0: "every server serves the new weights, also one that was paused before (with --dry-run: "
+    "would get them)",
     1: "some server failed; the others serve them",
-    2: "bad input: options, or a checkpoint that is not whole or has names that no worker reads",
-    3: "no server serves them: one is not there or refuses, also another model's checkpoint, "
-    "so nothing was changed; or all failed",
+    2: "bad input: options, or a checkpoint that is not whole, or has names that all loaders pass "
+    "over and no worker reads; nothing was changed",
+    3: "no server serves them: one is not there or refuses, also another model's checkpoint and "
+    "names that its loaders do not know, so nothing was changed; or all failed, and one that is "
+    "left paused may hold a mixture",
     70: "an error of rdt-push's own; its traceback says where",
-    129: "hung up",
-    130: "interrupted",
-    143: "terminated",
+    **ENDED,
 }
 
 _UNCHANGED = "nothing was changed: no server was paused or updated"
@@ -56,6 +59,12 @@ class PauseModes(StrEnum):
 
     WAIT = "wait"
     ABORT = "abort"
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"rdt-push {importlib.metadata.version('rdt-trainer')}")
+        raise typer.Exit
 
 
 @app.command(help=_HELP, epilog=_EPILOG)
@@ -98,6 +107,10 @@ def _command(
     device: Annotated[
         str, typer.Option(help="cpu: read the mapped files; cuda: copies on this machine's GPU")
     ] = "cpu",
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="print it, and end"),
+    ] = False,
     timeout: Annotated[
         float,
         typer.Option(
@@ -106,11 +119,9 @@ def _command(
     ] = 600.0,
 ) -> None:
     errors = Console(stderr=True)
-    logging.basicConfig(
-        format="%(message)s",
-        level=logging.WARNING,
-        handlers=[RichHandler(console=errors, show_path=False)],
-    )
+    handler = RichHandler(console=errors, show_path=False)
+    handler.setFormatter(PlainFormatter("%(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     progress = StageProgress(errors)
     try:
         urls = list(dict.fromkeys(map(_server_url, url)))
@@ -125,7 +136,7 @@ def _command(
             unconsumed=unconsumed or (),
             timeout_seconds=timeout,
         )
-        with interrupted_by_signals(), ExitStack() as stack:
+        with ExitStack() as stack:
             clients = [
                 HttpClient(each, api_key=api_key, num_workers=num_workers, timeout_seconds=timeout)
                 for each in urls
@@ -137,25 +148,32 @@ def _command(
                 outcome = push(checkpoint, clients, options, on_progress)
     except KeyboardInterrupt as interrupt:
         status = 128 + interrupt.number if isinstance(interrupt, SignalInterrupt) else 130
-        told = [EXIT_STATUS[status], *getattr(interrupt, "__notes__", ())]
-        for line in told:
-            errors.print(f"rdt-push: {line}", style="red", markup=False, soft_wrap=True)
-        if as_json:
-            print(json.dumps({"error": "; ".join(told), "exit_status": status}))
+        # Who was in a call when it came has been let go since, and each server's state is told.
+        notes = [each for each in _notes(interrupt) if not each.endswith("is still in a call")]
+        _tell(errors, [EXIT_STATUS[status], *notes], status, as_json)
         raise typer.Exit(status) from None
     except (RdtTrainerError, RdtPlanError, RdtTransportError) as error:
         status = 2 if isinstance(error, (SettingsError, SourceError, RdtPlanError)) else 3
-        told = [str(error), *getattr(error, "__notes__", ()), _UNCHANGED]
-        for line in told:
-            errors.print(f"rdt-push: {line}", style="red", markup=False, soft_wrap=True)
-        if as_json:
-            print(json.dumps({"error": "; ".join(told), "exit_status": status}))
+        _tell(errors, [str(error), *_notes(error), _UNCHANGED], status, as_json)
         raise typer.Exit(status) from error
     if as_json:
         print(json.dumps(outcome.to_json()))
     else:
         show_outcome(wide_console(), outcome)
     raise typer.Exit(outcome.exit_status)
+
+
+def _notes(error: BaseException) -> Sequence[str]:
+    return getattr(error, "__notes__", ())
+
+
+def _tell(errors: Console, said: Sequence[str], status: int, as_json: bool) -> None:
+    """Why nothing was pushed, and whatever else is to be known of it."""
+    told = [plain(each) for each in said]
+    for line in told:
+        errors.print(f"rdt-push: {line}", style="red", markup=False, soft_wrap=True)
+    if as_json:
+        print(json.dumps({"error": "; ".join(told), "exit_status": status}))
 
 
 def _server_url(text: str) -> str:
@@ -209,7 +227,8 @@ def _address_towards(urls: Sequence[str]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit status, see `EXIT_STATUS`."""
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="rdt-push")
+        with interrupted_by_signals():
+            app(args=None if arguments is None else list(arguments), prog_name="rdt-push")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 70
     except Exception:

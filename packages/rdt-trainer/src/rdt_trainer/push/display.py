@@ -49,16 +49,15 @@ class StageProgress:
             TimeElapsedColumn(),
             console=console,
         )
-        self._task: TaskID | None = None
-        self._done: Callable[[], int] = lambda: 0
+        self._shown: tuple[TaskID, Callable[[], int]] | None = None  # stages begin on any thread
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="rdt-push-bar", daemon=True)
 
     def begin(self, stage: Stage, done: Callable[[], int], total: int) -> None:
         """End the bar there is, and follow another; ``total`` 0: nobody can tell."""
-        self._end()
-        self._done = done
-        self._task = self._progress.add_task(stage.value, total=total or None)
+        if not self._ended.is_set():
+            self._end()
+            self._shown = self._progress.add_task(stage.value, total=total or None), done
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -79,14 +78,16 @@ class StageProgress:
 
     def _follow(self) -> None:
         while not self._ended.wait(REFRESH_SECONDS):
-            if self._task is not None:
-                self._progress.update(self._task, completed=self._done())
+            if (shown := self._shown) is not None:
+                task, done = shown
+                self._progress.update(task, completed=done())
 
     def _end(self) -> None:
-        if self._task is not None:
-            done = self._done()
-            self._progress.update(self._task, completed=done, total=done)
-            self._progress.stop_task(self._task)
+        if self._shown is not None:
+            task, done = self._shown
+            self._shown = None
+            self._progress.update(task, completed=done(), total=done())
+            self._progress.stop_task(task)
 
 
 def wide_console() -> Console:

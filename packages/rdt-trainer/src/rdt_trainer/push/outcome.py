@@ -52,6 +52,7 @@ class ServerOutcome:
         is_paused: it was left paused.
         was_paused: it was paused before the push came.
         weights: which it has.
+        is_pausing: it was asked to pause, let go since, and has not answered the first.
     """
 
     url: str
@@ -60,16 +61,23 @@ class ServerOutcome:
     is_paused: bool = False
     weights: Weights = Weights.OLD
     was_paused: bool = False
+    is_pausing: bool = False
 
     @property
     def state(self) -> str:
         """In words, and what to do about it."""
         if not self.is_paused:
-            return f"{self.url} serves the {self.weights} weights"
+            late = _MAY_PAUSE if self.is_pausing else ""
+            return f"{self.url} serves the {self.weights} weights{late}"
         if self.was_paused and self.weights is Weights.OLD:
             return f"{self.url} was left paused, {_WAS_PAUSED}"
         return f"{self.url} was left paused, {_PAUSED[self.weights]}"
 
+
+_MAY_PAUSE = (
+    "; a pause under way may still land: check GET /is_paused, and POST /resume to it if that "
+    "answers true"
+)
 
 _WAS_PAUSED = (
     "as it was before this push, which has not touched its weights: an earlier one may have left a "
@@ -77,7 +85,8 @@ _WAS_PAUSED = (
 )
 
 _PAUSED = {
-    Weights.OLD: "with the old weights: it did not answer in time, so POST /resume to it",
+    Weights.OLD: "with the old weights: it was told to resume, and did not say that it has: check "
+    "GET /is_paused, and POST /resume to it if that answers true",
     Weights.UNKNOWN: "as its workers may hold a mixture of old and new weights: push again, or "
     "restart it",
     Weights.NEW: "with the new weights, as what it cached of the old ones may be left: push again, "

@@ -1,6 +1,8 @@
 """The work of `rdt-push`: attach, plan, perhaps checksum, push, detach."""
 
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -14,6 +16,7 @@ from rdt_trainer.push.meter import Meter, MeteredWire
 from rdt_trainer.push.outcome import PushOutcome, ServerOutcome, reads_of
 from rdt_trainer.push.server import PushedServer, recover_all
 from rdt_trainer.push.verifying import checksums_by_replica
+from rdt_trainer.push.wording import plain
 from rdt_trainer.safetensors_source import SafetensorsSource
 from rdt_transport.errors import RdtTransportError
 from rdt_transport.rendezvous import RendezvousClient
@@ -24,8 +27,10 @@ __all__ = ["PushOptions", "Stage", "push"]
 class Stage(Enum):
     """What a push is at."""
 
+    REACH = "reaching the servers"
     ATTACH = "recording and planning on the servers"
     CHECKSUM = "checksums of the checkpoint"
+    PAUSE = "pausing the servers"
     PUSH = "pushing"
 
 
@@ -83,11 +88,15 @@ def push(
     """
     source = SafetensorsSource(checkpoint, device=options.device, stable=not options.staged)
     meter = Meter()
-    servers = [PushedServer(each, options.pause_mode, source.check_unchanged) for each in clients]
+    steps = _Steps(on_progress, meter, len(clients))
+    servers = [
+        PushedServer(each, options.pause_mode, source.check_unchanged, steps.note)
+        for each in clients
+    ]
     subscriptions: Sequence[Subscription] = ()
     failures: dict[int, str] = {}
     seconds = 0.0
-    on_progress(Stage.ATTACH, lambda: 0, 0)
+    on_progress(Stage.REACH, lambda: 0, 0)
 
     def fates() -> tuple[ServerOutcome, ...]:
         return tuple(
@@ -98,6 +107,7 @@ def push(
                 each.is_paused,
                 each.weights,
                 each.was_paused,
+                each.is_pausing,
             )
             for at, each in enumerate(servers)
         )
@@ -119,13 +129,13 @@ def push(
                 if options.verify:
                     _expect_checksums(servers, subscriptions, source, on_progress)
                 meter.expect(subscriptions)
-                on_progress(Stage.PUSH, lambda: meter.bytes_read, meter.total_bytes)
+                on_progress(Stage.PAUSE, lambda: 0, 0)
                 started = time.perf_counter()
                 failures = _send(trainer, servers, options.weight_version)
                 seconds = time.perf_counter() - started
     except BaseException as error:
         for each in fates():
-            if each.is_paused or isinstance(error, KeyboardInterrupt):
+            if each.is_paused or each.is_pausing or isinstance(error, KeyboardInterrupt):
                 error.add_note(each.state)
         raise
     return PushOutcome(
@@ -138,6 +148,29 @@ def push(
         seconds=seconds,
         servers=fates(),
     )
+
+
+class _Steps:
+    """Tells the stages that begin when all servers have taken a step; any thread."""
+
+    def __init__(self, on_progress: OnProgress, meter: Meter, num_servers: int) -> None:
+        self._on_progress = on_progress
+        self._meter = meter
+        self._num_servers = num_servers
+        self._taken: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def note(self, step: str) -> None:
+        """One server has taken it."""
+        with self._lock:
+            self._taken[step] += 1
+            if self._taken[step] != self._num_servers:
+                return
+            if step == "reached":
+                self._on_progress(Stage.ATTACH, lambda: 0, 0)
+            else:
+                meter = self._meter
+                self._on_progress(Stage.PUSH, lambda: meter.bytes_read, meter.total_bytes)
 
 
 def _expect_checksums(
@@ -167,9 +200,10 @@ def _send(
 ) -> dict[int, str]:
     """Push once; who failed, and why. Whose weights were not touched serves on, however it ends."""
     try:
-        return dict(trainer.send_weights(weight_version).dropped)
+        dropped = trainer.send_weights(weight_version).dropped
+        return {replica: plain(reason) for replica, reason in dropped.items()}
     except (RdtTrainerError, RdtTransportError) as error:
         reason = error.reason if isinstance(error, SyncFailedError) else str(error)
-        return dict.fromkeys(range(len(servers)), reason)
+        return dict.fromkeys(range(len(servers)), plain(reason))
     finally:
         recover_all(servers, RECOVERY_SECONDS)

@@ -3,8 +3,10 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
+from rdt_trainer.call_thread import CallThread
 from rdt_trainer.client import Client, PauseMode
 from rdt_trainer.errors import ClientError
 from rdt_trainer.push.outcome import Weights
@@ -23,45 +25,59 @@ class PushedServer:
         client: drives the server.
         pause_mode: what becomes of requests in flight.
         check: called when the weights are in, before the server serves them; may raise.
+        on_step: called with "reached" once it answers, and "paused" once its pause has ended,
+            well or not; on the thread that drives it.
 
     Attributes:
         checksums: what `update` tells the workers to find; None: nothing is verified.
         is_paused: it was told to pause, and not yet to resume.
+        is_pausing: the call that pauses it has not ended.
         was_paused: it was paused before it was told to.
         weights: which it has.
     """
 
     def __init__(
-        self, client: Client, pause_mode: PauseMode, check: Callable[[], None] = lambda: None
+        self,
+        client: Client,
+        pause_mode: PauseMode,
+        check: Callable[[], None] = lambda: None,
+        on_step: Callable[[str], None] = lambda step: None,
     ) -> None:
         self.name = client.name
         self.num_workers: int = getattr(client, "num_workers", 0)
         self.checksums: Mapping[str, Any] | None = None
-        self.is_paused = self.was_paused = False
+        self.is_paused = self.was_paused = self.is_pausing = False
         self.weights = Weights.OLD
         self._client = client
         self._pause_mode = pause_mode
         self._check = check
-        self._is_pausing = False
+        self._on_step = on_step
         self._is_given_up = False
+        self._decided = threading.Event()  # it is paused, or could not be, or was given up
+        self._letting_go = threading.Lock()
         self._lock = threading.Lock()  # who recovers and who updates agree on who came first
 
     def init(self, init_info: Mapping[str, Any]) -> None:
         self._look()
+        self._on_step("reached")
         self._client.init(init_info)
 
     def start(self) -> None:
-        """Pause, then open an update."""
+        """Pause, then open an update; not for longer than until it is given up."""
         self._look()  # again: somebody may have paused it since it attached
-        self.is_paused = self._is_pausing = True  # it may be paused also where the call fails
-        try:
-            self._client.pause(self._pause_mode)
-        finally:
-            self._is_pausing = False
-            if self._is_given_up and not self.was_paused:  # requests took too long to end
-                self._resume()
+        with self._lock:
+            if self._is_given_up:
+                raise self._given_up()
+            self.is_paused = self.is_pausing = True  # it may be paused also where the call fails
+        thread = CallThread("rdt-push-pause")
+        pause = thread.submit(self._pause)
+        thread.close(wait=False)
+        pause.add_done_callback(lambda _: self._decided.set())
+        self._decided.wait()  # the client has a deadline
         if self._is_given_up:
             raise self._given_up()
+        self._on_step("paused")
+        pause.result()
         self._client.start()
 
     def update(self, update_info: Mapping[str, Any]) -> None:
@@ -87,12 +103,9 @@ class PushedServer:
             self._is_given_up = True
             is_touched = self.weights is not Weights.OLD
             stays = is_touched or self.was_paused or not self.is_paused
+        self._decided.set()
         if not stays:
-            try:
-                self._client.resume()
-            except ClientError:
-                return  # the reason why it failed is told already
-            self.is_paused = self._is_pausing  # one under way may yet pause it
+            self._let_go()
 
     def pause(self, mode: PauseMode = "abort") -> None:
         self._client.pause(mode)
@@ -112,6 +125,25 @@ class PushedServer:
     def _look(self) -> None:
         if (is_paused := getattr(self._client, "is_paused", None)) is not None:
             self.is_paused = self.was_paused = is_paused()
+
+    def _pause(self) -> None:
+        try:
+            self._client.pause(self._pause_mode)
+        finally:
+            with self._lock:
+                self.is_pausing = False
+                is_late = self._is_given_up and not self.was_paused
+            if is_late:  # requests took too long to end
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """Resume, and ask what came of it. The reason why it failed is told already."""
+        with self._letting_go:  # who comes last tells
+            with suppress(ClientError):
+                self._resume()
+            with suppress(ClientError):
+                if (ask := getattr(self._client, "is_paused", None)) is not None:
+                    self.is_paused = ask()
 
     def _resume(self) -> None:
         self._client.resume()

