@@ -15,7 +15,7 @@ class Retired:
 
     A device's allocator gives what is let go of to whatever the stream that it was allocated on
     enqueues next, without regard to other streams. It can be told of those, tensor by tensor, which
-    takes as long as a launch each; so they are kept until it need not be told.
+    takes microseconds each; so they are kept until it need not be told.
 
     Lists of them are emptied then: the frames of an error that is kept may hold them for long.
     """
